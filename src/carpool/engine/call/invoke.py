@@ -166,7 +166,6 @@ class Invoker:
     async def _postprocess_all(
         self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
     ) -> list[Any]:
-        """Call `postprocess` for all results."""
         if self._batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
@@ -289,7 +288,6 @@ class Invoker:
         until: float,
         again: Again | None,
     ) -> list[Any]:
-        """Call `predict` with one array, or with one for each kind of items."""
         call, pad = self.retrier.call, self._pad
         if type(values) is ArrayRows:
             return await call(stacking(predict, values), values, trouble, pad=pad, until=until, again=again)
@@ -370,9 +368,6 @@ class Invoker:
 
 
 def _fail_returned_errors(results: list[Any]) -> list[Any]:
-    """Return the results, with a `Failed` for each exception that was returned in the place of a
-    result.
-    """
     for kind in set(map(type, results)):
         if issubclass(kind, BaseException):
             return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]

@@ -100,7 +100,6 @@ class WithoutTimeout:
         return False
 
     def release(self) -> None:
-        """Release the lock."""
         self._leave()
 
 
@@ -155,7 +154,6 @@ def can_be_tried(lock: object) -> bool:
 
 
 def _takes_timeout(acquire: Any) -> bool:
-    """Report whether `acquire` takes a time to wait."""
     if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):
         return True
     try:

@@ -165,7 +165,6 @@ def joined(results: list[Any]) -> Any:
 
 
 def joined_by_caller(results: Iterable[Any], pieces: list[list[Any]]) -> list[Any]:
-    """Return one result for each caller's pieces, from the results of all pieces in their order."""
     left = iter(results)
     return [joined(list(islice(left, len(of_caller)))) for of_caller in pieces]
 
@@ -280,16 +279,12 @@ def _takes_lengths(function: Callable[..., Any]) -> bool:
 
 
 def _has_lengths(x: Any) -> bool:
-    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among
-    its parts.
-    """
     if type(x) is dict:
         return any(map(_has_lengths, x.values()))
     return has_axes(x) and x.ndim > 1
 
 
 def _lengths(chunks: list[Any]) -> Any:
-    """Return the lengths of all rows, before padding."""
     first = chunks[0]
     if type(first) is dict:
         return {name: _lengths([chunk[name] for chunk in chunks]) for name, part in first.items() if _has_lengths(part)}
@@ -378,7 +373,6 @@ def _extents(x: Any, axis: int) -> set[int]:
 
 
 def _padded_axes(chunks: list[Any]) -> set[tuple[int, int]]:
-    """Return the axes along which the chunks differ, each with the length of the longest chunk."""
     first = chunks[0]
     if type(first) is dict:
         return {found for name in first for found in _padded_axes([chunk[name] for chunk in chunks])}

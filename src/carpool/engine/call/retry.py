@@ -267,7 +267,6 @@ class Retrier:
         return Failed(error)
 
     def means_out_of_memory(self, error: BaseException) -> bool:
-        """Report whether an exception means that memory has run out."""
         return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
 
     def may_rerun(self) -> bool:
@@ -403,7 +402,6 @@ class _Retry:
         return items
 
     def _handle_failure(self, begin: int, end: int, error: BaseException) -> None:
-        """Decide what becomes of a part whose call has raised."""
         self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
             if type(error) is Miscount and not error.is_doubted:
@@ -440,7 +438,6 @@ class _Retry:
         self._todo += [_Part(middle, end), _Part(begin, middle)]
 
     async def _go_to_next_level(self) -> None:
-        """Halve the parts of this level that have raised, or fail them."""
         raised, self._raised = self._raised, []
         may_be_broken = len(raised) == self._calls >= SUSPECT_PARTS and not self._fitted
         self._calls = 0

@@ -15,7 +15,6 @@ from carpool.errors import CarpoolError
 
 class Batch:
     """Requests that one worker runs together.
-
     Attributes:
         id: Unique within its stage.
         stage: The position of its stage.
@@ -23,8 +22,8 @@ class Batch:
         requests: Those that the worker still owes an answer.
         ids: The ids of `requests`, in their order.
         n: How many requests it had at first.
-        size: Sum of the sizes of the requests that it had at first.
-        longest: The longest length of these; 0 where requests have no lengths.
+        size: Sum of the sizes of these.
+        longest: Their longest length; 0 where requests have no lengths.
         reason: Why it went when it did (the policy's word).
         is_switch: Whether its worker has served another key before.
         ahead: Whether it was handed over while its worker still had another.
@@ -162,13 +161,7 @@ DONE_EARLY: Final = object()
 
 class Reply:
     """The answers of one worker to a batch, or to a part of it.
-
-    There is one reply per batch, not one per request.
-
     Attributes:
-        stage: The position of the worker's stage in the core.
-        place: The position of the worker in its stage.
-        batch_id: The batch that is answered.
         ids: The requests that are answered, all of the batch or some of it.
         results: One for each of `ids`; where there is an error, the result does not matter.
         errors: By position in `ids`, why a request failed; None if none did.
@@ -235,7 +228,6 @@ class Attention(NamedTuple):
 
 class Gone(NamedTuple):
     """What has become of the requests of a worker that is gone.
-
     Attributes:
         failed: Those that are not run again, each with its error; they are not done yet.
         alone: Those that wait again, each to be run alone.
@@ -252,15 +244,13 @@ class Gone(NamedTuple):
 
 class Todo:
     """The work that a poll of the core returns for its driver.
-
     Attributes:
         run: Batches to send to their workers; do this first, the workers are idle, or nearly so.
         answer: Requests whose answers are to be delivered.
         kill: (stage, place) of each worker that hangs.
         wake_at: When to poll again although nothing happens; infinity for never.
-        drained: (stage, place) of each worker that was to go and has nothing left: it is to be
-            ended.
-        recall: (stage, place) of each worker that is lent and should come back: poll again then.
+        drained: The same of each worker that was to go and has nothing left: it is to be ended.
+        recall: The same of each worker that is lent and should come back: poll again then.
         orders: Messages for workers of a stage of steps; send them first, too.
         parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.

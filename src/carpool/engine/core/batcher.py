@@ -1,9 +1,7 @@
 """The batcher of one stage: its workers, what they have been handed, and what goes next.
-
-It takes events (`completed`, `worker_ready`, `worker_gone`) and says what to run next
-(`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the limit,
-no request is dispatched after its deadline, and a reply is paired with a request only if that
-worker was given that request in that batch. What waits is the lobby's affair (`core/lobby.py`).
+Its promises, whatever the policy says: no batch is larger than the limit, no request is dispatched
+after its deadline, and a reply is paired with a request only if that worker was given that request
+in that batch. What waits is the lobby's affair (`core/lobby.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from carpool.engine.request import DONE, RUNNING, Request
 
 class Batcher:
     """The workers of one stage that answers in batches.
-
     Args:
         name: As for `Lobby`.
         policy: As for `Lobby`.
@@ -47,9 +44,6 @@ class Batcher:
         keyed: Which workers serve which keys; None where requests have none.
 
     Attributes:
-        lobby: What waits.
-        name: The stage's name.
-        queue: The queue of the lobby.
         limits_padded: Whether a call takes memory by its count times its longest length, to which
             it is padded.
         safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
@@ -107,12 +101,10 @@ class Batcher:
 
     @property
     def handed_over(self) -> list[Batch]:
-        """The batches that workers have, those ahead included."""
         return [*self.in_flight.values(), *chain.from_iterable(self.ahead.values())]
 
     @property
     def owed(self) -> list[Request]:
-        """The requests that workers have and whose callers wait."""
         return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
 
     @property
@@ -122,7 +114,6 @@ class Batcher:
 
     @property
     def idle(self) -> int:
-        """How many workers could take a batch now."""
         return len(self._idle)
 
     @property
@@ -144,14 +135,12 @@ class Batcher:
             self._learn(now, WarmUpBatch(now, self.lobby.stage, n, size, longest, busy_s), 0)
 
     def worker_ready(self, place: int) -> None:
-        """Note that a worker can take batches from now on."""
         if place in self._idle or place in self.in_flight or place in self.places.lent or place in self.places.leaving:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
 
     def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
         """Note that a worker is gone; return what becomes of its batch, None if it had none.
-
         Args:
             now: The time.
             place: The position of the worker.
@@ -177,7 +166,6 @@ class Batcher:
         return self.places.take_drained(self.in_flight.keys() | self.places.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
-        """Note that a batch which lay ahead will not be run; return its requests."""
         self._n_ahead -= 1
         self.running -= len(batch)
         return batch.requests
@@ -195,10 +183,8 @@ class Batcher:
     def ran_out_of_memory(
         self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
     ) -> None:
-        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted.
-
-        A worker reports them before it replies.
-
+        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted. A
+        worker reports them before it replies.
         Args:
             place: The position of the worker.
             batch_id: Its batch.
@@ -235,7 +221,6 @@ class Batcher:
         self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> Sequence[Request | None]:
         """Note that a worker has answered the requests `ids`, and return these requests.
-
         They are in the order of `ids`; None stands where an id is double or was never asked for.
         Only those that are still running are to have their answers: for the others it is late.
 
@@ -287,7 +272,6 @@ class Batcher:
         return self._taken_back(batch)
 
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
-        """Note that a worker has answered all of its batch, and learn from it."""
         batch.busy_s = busy_s = busy_s + batch.busy_s
         batch.hop_s = self._learn_times(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
         if not batch.requests[0].losses:  # in quarantine the policy does not decide
@@ -316,7 +300,6 @@ class Batcher:
         return hop_s
 
     def _learn(self, now: float, batch: Batch, running: int) -> None:
-        """Have the policy learn from a batch that is done."""
         self._view.running = running
         batch.ask_if_first = self._note_kind
         self.lobby.learn(now, batch)
@@ -396,16 +379,8 @@ class Batcher:
 
     def lone_done(self, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a request was let go by `lets_go`, and is done.
-
         A part of the fast paths `lone_call` and `lent_worker`: the same outcome as that of `enter`,
         `next_batch` and `completed`, see tests/batch_function/test_alone.py.
-
-        Args:
-            place: Where it was run: at a worker that is lent, or in a slot.
-            began: When that began with it.
-            now: When it was done.
-            busy_s: Seconds that were spent on it.
-            ok: Whether it has not failed.
         """
         self._batch_ids += 1
         hop_s = self._learn_times(now - began, busy_s, 1, 1, went_ahead=False)
@@ -418,14 +393,11 @@ class Batcher:
     # -- a worker that is lent to callers' threads
 
     def lend(self, now: float, deadline: float, slo_s: float) -> int | None:
-        """Take out the worker that would be next, for lone requests that go at once by `lets_go`.
-
+        """Take out the worker that would be next, for lone requests that go at once by `lets_go`,
+        and return its place; None if a lone request would have to wait.
         While it is away, all is as with one worker less, and `lone_done` may be called at any time
         later. Once something waits that no other worker is free for, it should come back
         (`Todo.recall`).
-
-        Returns:
-            The worker's place; None if a lone request would have to wait.
         """
         if (
             self.in_flight
@@ -440,12 +412,8 @@ class Batcher:
         return place
 
     def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
-        """Have a worker back that was lent; the call that it is at work on becomes a batch.
-
-        Args:
-            place: The worker's.
-            request: What it is at work on; None if on nothing.
-            began: When it began with that.
+        """Have a worker back that was lent; the request that it is at work on since `began`, if
+        any, becomes a batch.
         """
         self.places.lent.remove(place)
         if request is None:
@@ -463,19 +431,13 @@ class Batcher:
 
     def poll(self, now: float, room: float, todo: Todo, dropped: list[tuple[Request, str]]) -> None:
         """Put the batches to run now on the list of what a driver must do; see `next_batch`.
-
-        Args:
-            now: The time.
-            room: How many requests workers may have in all, as there is room for their results.
-            todo: Its `run` gets the batches.
-            dropped: The requests that the policy drops are appended here, and why.
+        `room` is how many requests workers may have in all, as there is room for their results.
         """
         while (batch := self.next_batch(now, room - self.running, dropped)) is not None:
             todo.run.append(batch)
 
     def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
-
         Args:
             now: The time.
             room: How many requests may be handed to workers, as there is room for their results.
@@ -538,7 +500,6 @@ class Batcher:
         return decision
 
     def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
-        """Return what the policy says, if that is possible."""
         view = self._view
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
         view.busy, view.running = len(self.in_flight) + len(self.places.lent), self.running
@@ -560,11 +521,9 @@ class Batcher:
         return WithoutLanes(self.queue, held) if held else self.queue
 
     def _is_enough(self, node: Node, room: float) -> bool:
-        """Report whether there is room behind a node for a batch of a usual size."""
         return room >= node.queued or room >= node.most_room or room >= self._most_requests()
 
     def _chosen_of_visible(self, decision: Decision) -> Decision:
-        """Return a decision with the requests that it takes, if not just any may go."""
         view = self._visible()
         if view is self.queue and not self.lobby.is_shared:
             return decision
@@ -598,14 +557,12 @@ class Batcher:
         view.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
 
     def _note_padded(self, batch: Batch) -> None:
-        """Count a batch as one that could have held more, if it was kept within what fits."""
         safe = self.safe_size
         memory = self.memory_of(batch)
         if self.queue.count and memory + self.lobby.padded_length(batch.longest) > safe.limit:
             safe.allowed(memory)
 
     def _safe(self, units: int) -> int:
-        """Return how much of `units` fits into memory, or is worth trying."""
         limit = self.safe_size.limit
         if any(batch.size > limit for batch in self.handed_over):
             return int(limit)  # one that is larger is under way, and whether it fits is not known yet
@@ -628,7 +585,6 @@ class Batcher:
         return n
 
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
-        """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
         chosen = with_room(decision.chosen) if self.lobby.is_shared else decision.chosen
         most, safe = room, self._view.safe_padded_size
@@ -639,7 +595,6 @@ class Batcher:
         return self._start(now, 0, decision.reason, chosen[: max(1, int(min(most, len(chosen))))])
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
-        """Make a batch of the next `n` requests, or of the chosen ones, for an idle worker."""
         if self.keyed is None:
             place = self._idle.pop()
             batch = self._make(now, n, reason, place, chosen=chosen)
@@ -655,7 +610,6 @@ class Batcher:
         return batch
 
     def _place_for(self, keyed: KeyedWorkers, batch: Batch) -> int:
-        """Return the place of the idle worker that is best for the key of a batch."""
         key = key_of(batch.requests[0].lane)
         place = keyed.choose(self._idle, key)
         self._idle.remove(place)
@@ -674,10 +628,8 @@ class Batcher:
         return Batch(self._batch_ids, self.lobby.stage, place, requests, size - queue.size, reason, now, ahead, longest)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
-        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`.
-
-        None goes if none may now, or to no worker; if the policy takes nothing, or more than there
-        is room for; or if it is too early.
+        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`. None goes,
+        too, if the policy takes nothing, or more than there is room for.
         """
         queue, times, running = self.queue, self.times, len(self.in_flight)
         much_waits = is_deep(queue, running, self._limit)
@@ -738,7 +690,6 @@ class Batcher:
 
     @property
     def _limit(self) -> float:
-        """The most that a batch can hold now."""
         limit, safe = self.lobby.batch_limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 

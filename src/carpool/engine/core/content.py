@@ -44,7 +44,6 @@ class Plain:
     """The content of services whose items are plain objects."""
 
     def measure(self, result: Any) -> int:
-        """Return 0: it is not known."""
         return 0
 
     def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
@@ -58,7 +57,6 @@ class Plain:
             raise ModelError(f"choose= of the Route to {known} raised {kind}: {error}", type_name=kind) from error
 
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
-        """Return the item."""
         return item
 
     def items(self, item: Any, format: int, most: float) -> list[Any]:
@@ -73,7 +71,6 @@ class Plain:
         return tuple(results) if block.is_tuple else list(results)
 
     def as_value(self, error: Exception, accept: int) -> Any:
-        """Return the error."""
         return error
 
 

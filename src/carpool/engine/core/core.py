@@ -44,7 +44,6 @@ from carpool.errors import CarpoolError
 
 class Core:
     """The stages of one driver, and its services.
-
     Args:
         crews: Of the stages; their order is the numbers of the stages.
         declared: What the graph of the first service is made of; a line of all stages if it is not
@@ -54,7 +53,6 @@ class Core:
         journal: Records what happens to each request, if given.
 
     Attributes:
-        crews: As given.
         flows: The services.
         flow: The first of them.
         doors: The requests that wait for room outside of all queues.
@@ -96,13 +94,8 @@ class Core:
         slo_s: float | None = None,
         content: Content | None = None,
     ) -> Flow:
-        """Add a service over the stages, and return it; nothing may wait in them yet.
-
-        Args:
-            declared: What its graph is made of.
-            slo_s: As for `Flow`.
-            content: Likewise.
-
+        """Add a service over the stages, and return it; nothing may wait in them yet. The arguments
+        are those of the class.
         Raises:
             ValueError: A stage that answers in parts is not the last one.
         """
@@ -175,11 +168,8 @@ class Core:
         return sum([self.offered(stage) for stage in range(len(self.crews))]), batches
 
     def note_work(self, request_s: float, batch_s: float) -> None:
-        """Put into the views of all policies how long the driver works for a request, and a batch.
-
-        Args:
-            request_s: Seconds for each request in each stage.
-            batch_s: Seconds for each batch besides.
+        """Put into the views of all policies how many seconds the driver works for each request in
+        each stage, and for each batch besides.
         """
         for crew in self.crews:
             view = crew.lobby.view
@@ -210,10 +200,8 @@ class Core:
             self._transit.answer(now, request)
 
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that a caller wants no more parts for now, or wants them again.
-
-        It is for requests of which a stage makes the answer in parts, and takes effect when they
-        get there.
+        """Note that a caller wants no more parts for now, or wants them again; it takes effect once
+        the request is where its answer is made in parts.
         """
         stream, node = request.stream, request.node
         if stream is None or stream.is_paused == is_paused or request.state not in (QUEUED, RUNNING):
@@ -236,7 +224,6 @@ class Core:
         self, batcher: Batcher, place: int, request: Request | None = None, began: float = 0.0, id: int = 0
     ) -> Batch | None:
         """Have a worker back that `Batcher.lend` took out; poll then.
-
         Args:
             batcher: Of the only stage.
             place: The worker's.
@@ -252,9 +239,8 @@ class Core:
         return batcher.take_back(place, request, began)
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from now on; those inside go on.
-
-        From the next poll on nothing is held back for company that cannot come.
+        """Refuse new requests with `error` from now on; those inside go on, and nothing is held
+        back for company that cannot come.
         """
         self._has_closed = True
         for flow in self.flows:
@@ -353,10 +339,8 @@ class Core:
     # -- workers that come and go
 
     def restart_hang_timer(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
-        """Count the time of a worker anew.
-
-        It has started another call for its batch; or, without a batch, it seemed to hang and does
-        not.
+        """Count the time of a worker anew: it has started another call for its batch; or, without a
+        batch, it seemed to hang and does not.
         """
         self.crews[stage].restart_hang_timer(now, place, batch_id)
 
@@ -393,12 +377,10 @@ class Core:
         return True
 
     def worker_ready(self, stage: int, place: int) -> None:
-        """Note that a worker can take batches from now on."""
         self.crews[stage].worker_ready(place)
 
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
-
         What it owed is run once more, each request alone, so that one which kills workers is found
         and harms no other; it fails if it must not be run again, or was the only one that a worker
         had when this happened once more.
@@ -407,8 +389,7 @@ class Core:
             now: The time.
             stage: The position of the worker's stage.
             place: The position of the worker in it.
-            unsent: Requests of its batch that it had not been sent yet, so that they wait again as
-                if they had not been taken.
+            unsent: Requests of its batch that it cannot have begun with: they wait as if untaken.
 
         Returns:
             Whether this death, and the one before it, are the fault of the only request that the
@@ -426,7 +407,6 @@ class Core:
         self._lost(now, crew, crew.worker_gone(now, place, blames=False))
 
     def _lost(self, now: float, crew: Crew, gone: Gone | None) -> bool:
-        """End the requests of a lost worker that are not run again; see `worker_lost`."""
         if gone is None:
             return False
         if self._journal is not None:
@@ -483,7 +463,6 @@ class Core:
         return self._transit.collect()
 
     def _poll_line(self, now: float) -> None:
-        """Ask the stages of a single line, late ones first."""
         onward_s = 0.0
         for crew, node in self._line:
             crew.lobby.view.onward_s = onward_s
@@ -502,7 +481,6 @@ class Core:
                 self._poll_last_calls(now)
 
     def _poll_graph(self, now: float) -> None:
-        """Ask all stages until nothing more can go: what one gives room for, another may use."""
         for flow in self.flows:
             flow.graph.look_ahead(now)
         for crew in self._order:
@@ -543,13 +521,7 @@ class Core:
                 self._poll_stage(now, crew, crew.lobby.nodes[0])
 
     def _poll_stage(self, now: float, crew: Crew, node: Node) -> None:
-        """Ask one stage what to do.
-
-        Args:
-            now: The time.
-            crew: The stage's.
-            node: Where requests wait for it; where that is at several nodes, the first of them.
-        """
+        """Ask one stage what to do; `node` is the first one at which requests wait for it."""
         todo, lobby, journal = self._todo, crew.lobby, self._journal
         if now >= lobby.attention_at:
             self._attend(now, crew)
@@ -574,7 +546,6 @@ class Core:
             self._drop(now, dropped)
 
     def _drop(self, now: float, dropped: list[tuple[Request, str]]) -> None:
-        """End what policies have dropped."""
         if len(self.flows) == 1:
             self.flow.drop(now, dropped)
             return
@@ -583,7 +554,6 @@ class Core:
                 flow.drop(now, of_flow)
 
     def _attend(self, now: float, crew: Crew) -> None:
-        """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = crew.attend(now)
         for request, started, hint in expired:
             self._transit.expire(now, request, started, hint)

@@ -36,7 +36,6 @@ class Earliest(Generic[T]):
         self.is_kept = False
 
     def note(self, thing: T) -> None:
-        """Note a new thing, or that the time of one may have become earlier."""
         if not self.is_kept:
             return
         if len(self._heap) > self._most:  # it was not read for long
@@ -102,7 +101,6 @@ class Earliest(Generic[T]):
                 self.note(thing)
 
     def _keep(self, things: Callable[[], Iterable[T]], n: int) -> None:
-        """Make the heap, if there is none or most of its entries are of no use."""
         self._most = 4 * n + 4 * FEW
         heap = self._heap
         if not self.is_kept or len(heap) > self._most:

@@ -95,7 +95,6 @@ class Flow:
 
     @property
     def is_line(self) -> bool:
-        """Whether its graph is a line of stages, each of which has no other node."""
         return self._first is not None and not self.graph.blocks and all(node.is_in_line for node in self.graph.nodes)
 
     @property
@@ -110,7 +109,6 @@ class Flow:
 
     @property
     def waiting(self) -> int:
-        """How many requests are at the doors."""
         return sum([door.queue.count for door in self.doors])
 
     # -- new requests
@@ -294,17 +292,14 @@ class Flow:
         return {**found}
 
     def _in_the_way(self, request: Request) -> Sequence[Request]:
-        """Return the requests that must give up their places to a new one."""
         return NOBODY if self._first is None else self._first.crew.lobby.in_the_way(request)
 
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
-        """Write on requests when they came, and when they are due."""
         for request in lot:
             request.admitted = request.arrived = now
             request.due = min(request.due, request.deadline, inf if request.bulk else now + self.slo_s)
 
     def _number(self, lot: Sequence[Request]) -> None:
-        """Count requests that are admitted, and give them their ids."""
         transit = self._transit
         for request in lot:
             transit.last_id += 1
@@ -312,7 +307,6 @@ class Flow:
         self.admitted += len(lot)
 
     def _refuse(self, request: Request, error: CarpoolError) -> None:
-        """End a new request that is not admitted."""
         self.refused += 1
         self._transit.refuse(request, error)
 
@@ -379,7 +373,6 @@ class Flow:
         return Overloaded(FULL, retry_after_s=self.retry_after_s(now), reason="queue_full")
 
     def _displace(self, now: float, request: Request) -> None:
-        """Have a request of the first queue make room: it is refused, or waits at the door."""
         request.node.crew.lobby.displace(now, request)
         if not request.patient:
             self.drop(now, [(request, DISPLACED)])
@@ -393,7 +386,6 @@ class Flow:
 
     @property
     def lets_in(self) -> bool:
-        """Whether a request waits at a door and there is room for it."""
         return any(door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes) for door in self.doors)
 
     def fill(self, now: float) -> bool:
@@ -467,7 +459,6 @@ class Flow:
 
 
 def _clear_ids(requests: Sequence[Request]) -> None:
-    """Take back the ids and places of requests that are not admitted together."""
     for request in requests:
         request.id = 0
         request.node = None

@@ -173,19 +173,16 @@ class Node:
 
     @property
     def entered(self) -> int:
-        """How many requests have come here."""
         entered: int = self.crew.lobby.entered
         return self.came if self.is_shared else entered
 
     @property
     def queued(self) -> int:
-        """How many requests wait here."""
         queue: Queue = self.crew.queue
         return queue.of_source(self)[0] if self.is_shared else queue.count
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they hold."""
         queue: Queue = self.crew.queue
         return queue.of_source(self)[1] if self.is_shared else queue.nbytes
 
@@ -203,11 +200,9 @@ class Node:
         return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
-        """Return how many more requests may be on their way here."""
         return 0 if self.nbytes >= self.crew.queue.max_bytes else self.places()
 
     def places(self) -> float:
-        """Return the same, if bytes do not matter."""
         queue: Queue = self.crew.queue
         taken = self.queued
         for source in self.sources:
@@ -433,7 +428,6 @@ class Graph:
             start.begins = True
 
     def _link(self, declared: Declared, after: After, block: Block | None) -> After:
-        """Link what is declared with what comes after it, and return where it begins."""
         if isinstance(declared, Fork):
             declared.then, declared.block, declared.ends = after, block, _ends(after, block)
             declared.branches = [self._link(branch, JOIN, declared) for branch in declared.declared]
@@ -522,7 +516,6 @@ def all_after(node: Node) -> list[Node]:
 
 
 def with_room(requests: Sequence[Request]) -> list[Request]:
-    """Return those of some requests for which there is room together behind their nodes."""
     left: dict[Node, float] = {}
     found = []
     for request in requests:

@@ -101,7 +101,6 @@ def parts_so_far(now: float, request: Request) -> str:
 
 
 def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[Batch]) -> None:
-    """Write batches that go to their workers into the journal."""
     for batch in batches:
         how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
         detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
@@ -176,7 +175,6 @@ def format_expiry(now: float, request: Request, started: float | None) -> str:
 
 
 def _spent(now: float, request: Request, started: float | None) -> Iterator[tuple[str, float]]:
-    """Yield each place where the request was, in order, and for how many seconds."""
     node = request.node
     trail = None if node.begins else request.trail
     since = request.admitted
@@ -198,7 +196,6 @@ def _spent(now: float, request: Request, started: float | None) -> Iterator[tupl
 
 
 def _links(trail: Trail | None) -> Iterator[tuple[str, float, float]]:
-    """Yield each stage before, when it handed the request to a worker, and when it left."""
     if trail is not None:
         before, name, started, left = trail
         yield from _links(before)

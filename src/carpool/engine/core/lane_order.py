@@ -38,7 +38,6 @@ class Suspect:
 
 
 def key_of(lane: Lane) -> Hashable:
-    """Return a lane's key, and for lanes of suspects the one that these had before."""
     return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
 
 
@@ -88,7 +87,6 @@ class LaneOrder:
         return None
 
     def alike(self, lane: Lane) -> Sequence[Place]:
-        """Return the places of the lanes with which one may share a batch, itself included."""
         return self._alike[lane[1:3]]
 
     def of_priority(self, priority: int) -> Sequence[Place]:
@@ -96,7 +94,6 @@ class LaneOrder:
         return self._priorities[priority]
 
     def of_keys(self, keys: Collection[Hashable]) -> set[LaneQueue]:
-        """Return the lanes of some keys, and of suspects that had one of them."""
         return {lane_queue for key in keys for lane_queue in self._keys.get(key, _NO_LANES)}
 
     def below(self, priority: int) -> list[int]:
@@ -117,7 +114,6 @@ class LaneOrder:
         return crowd.until(-more_than - 1, lambda: [place[2] for place in places], len(places))
 
     def waiting_by(self, rank: float) -> int:
-        """Return how many requests wait in the lanes of a rank and of those before it."""
         places = self._places
         if len(places) == 1:
             self._place_again(places[0][2])  # its place is not kept while it is the only one
@@ -149,7 +145,6 @@ class LaneOrder:
         self._insert(lane_queue, is_ahead=type(lane_queue.lane.key) is Suspect)
 
     def close(self, lane_queue: LaneQueue) -> None:
-        """Take out a lane."""
         self._remove(lane_queue)
         key = key_of(lane_queue.lane)
         del self._keys[key][lane_queue]
@@ -170,7 +165,6 @@ class LaneOrder:
                     self._place_again(lane_queue)
 
     def note(self, lane_queue: LaneQueue) -> None:
-        """Note that more or fewer requests wait in a lane."""
         self._changed[lane_queue] = None
 
     def _place_again(self, lane_queue: LaneQueue) -> None:
@@ -206,7 +200,6 @@ class LaneOrder:
             self._add(node, -n)
 
     def _lists_of(self, lane: Lane) -> list[list[Place]]:
-        """Return the lists in which a lane has its place."""
         found = [self._places, self._alike.setdefault(lane[1:3], [])]
         if type(lane.key) is not Suspect:
             found.append(self._priorities.setdefault(lane.priority, []))
@@ -215,7 +208,6 @@ class LaneOrder:
     # -- counts
 
     def _settle(self) -> None:
-        """Count what has changed."""
         for lane_queue in self._changed:
             if self._is_counted:
                 node, n = self._counted.get(lane_queue) or (self._node(lane_queue.place[0]), 0)
@@ -239,7 +231,6 @@ class LaneOrder:
         return max(1, min(_END, _ZERO + int((rank - self._first_rank) * _PER_S)))
 
     def _add(self, node: int, n: int) -> None:
-        """Add to the count of a node, and so to the sums of all that are not before it."""
         tree = self._tree
         while n and node <= _END:
             total = tree.get(node, 0) + n
@@ -251,5 +242,4 @@ class LaneOrder:
 
 
 def _fullness(lane_queue: LaneQueue) -> float:
-    """Return a number that is the less, the more requests wait in a lane."""
     return -lane_queue.live if lane_queue.live else inf

@@ -92,12 +92,10 @@ class LaneQueue:
         self._earliest = ()
 
     def note(self, request: Request) -> None:
-        """Note a request that has been put in, for those that ask for the earliest."""
         for earliest in self._earliest:
             earliest.note(request)
 
     def insert(self, request: Request) -> None:
-        """Put in a request that is due earlier than the last one."""
         insort(self.entries, request, lo=self.head, key=_due)
         self.head_is_oldest = False
         if request.due < request.deadline:
@@ -219,7 +217,6 @@ class LaneQueue:
         return request.arrived if self._holds(request) else inf
 
     def _expires(self, request: Request) -> float:
-        """Return when a request expires; infinity if it does not wait here any more."""
         return request.deadline if self._holds(request) else inf
 
     def mark_dead(self, request: Request) -> None:
@@ -277,7 +274,6 @@ class LaneQueue:
             self.reset()
 
     def _compact(self) -> None:
-        """Cut off what has left once it outnumbers what waits."""
         if not self.live:
             self.reset()
         elif self.head + self.dead > self.live:

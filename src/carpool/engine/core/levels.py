@@ -27,7 +27,6 @@ LevelOf = Callable[[int], int]
 
 
 def level_of(length: int) -> int:
-    """Return the level of a length, eight for each doubling."""
     return int(_PER_DOUBLING * log2(length))
 
 
@@ -93,7 +92,6 @@ class Levels:
         return len(self._by_level)
 
     def add(self, request: Request) -> None:
-        """Put in a request that has just arrived."""
         allowance_s = request.due - request.admitted
         if not self._by_level:
             self.allowance_s = allowance_s
@@ -120,7 +118,6 @@ class Levels:
         self._by_level[at] = dict.fromkeys(in_order)
 
     def discard(self, requests: Iterable[Request]) -> None:
-        """Take out requests, each of which is in here."""
         for request in requests:
             at = self._level_of(request.length)
             level = self._by_level[at]
@@ -138,6 +135,5 @@ class Levels:
         return min([request.due for level in self._by_level.values() for request in level], default=inf)
 
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
-        """Return each level, the shortest first: length, requests, and how many they are."""
         by_level, longest = self._by_level, self._longest
         return [(longest[at], by_level[at], len(by_level[at])) for at in sorted(by_level)]

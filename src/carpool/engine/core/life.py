@@ -138,7 +138,6 @@ class Life:
         return act
 
     def refusal(self) -> Exception:
-        """Return the error of a call that is not let through."""
         kind, text = _REFUSALS[self.state]
         return Unavailable(text, code="stopped") if kind is Unavailable else kind(text)
 
@@ -158,7 +157,6 @@ class Mailbox:
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop takes no more."""
         return self._is_over
 
     def post(self, work: Work) -> bool:
@@ -176,7 +174,6 @@ class Mailbox:
         return must_wake
 
     def take(self) -> Sequence[Work]:
-        """Remove and return all that was posted, in its order, to be done now."""
         work, self._work = self._work, []
         self._is_woken = False
         return work

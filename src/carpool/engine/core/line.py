@@ -109,7 +109,6 @@ class LoneCall:
         self.batch: Batch | None = None
 
     def answered(self, request: Request) -> None:
-        """Take note that its request has its answer."""
         self.pending = 0
 
 
@@ -256,7 +255,6 @@ class Line:
         return None
 
     def give_up(self, slot: int) -> None:
-        """Give back a slot that was claimed and is not used."""
         del self._leaders[slot]
         self._choose_next_leader()
         self._release_closers()
@@ -366,7 +364,6 @@ class Line:
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
 
     def _slots_of(self, thread: object, waiter: Waiter | None = None) -> list[int]:
-        """Return the slots that a thread has claimed, for this waiter or for any."""
         return [
             slot
             for slot, (claimed_for, leader) in self._leaders.items()
@@ -374,7 +371,6 @@ class Line:
         ]
 
     def _release_closers(self) -> None:
-        """Let those that wait for the end of the line go, if it has come."""
         if self._closers and not self._leaders and not self.core.waiting:
             for waiter in self._closers:
                 waiter.pending = 0
@@ -382,7 +378,6 @@ class Line:
             self._closers.clear()
 
     def _poll(self, now: float) -> Todo:
-        """Ask the core what to do, and deliver the answers that are there."""
         todo = self.core.poll(now)
         self._deliver(todo.answer)
         if self._closers:
@@ -390,7 +385,6 @@ class Line:
         return todo
 
     def _deliver(self, answered: Sequence[Request]) -> None:
-        """Note answers with their waiters, and wake the waiters that have all of theirs."""
         for request in answered:
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is None:
@@ -421,7 +415,6 @@ class Line:
         self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:
-        """Free a slot: the core loses the worker at its place."""
         self.core.worker_left(now, 0, slot)
         del self._leaders[slot]
         if self._closers:

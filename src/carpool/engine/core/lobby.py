@@ -39,7 +39,6 @@ MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 class Lobby:
     """What waits in one stage, and the policy of the stage.
-
     Args:
         name: The stage's name.
         policy: Decides when and how many; owned by this stage alone.
@@ -52,7 +51,8 @@ class Lobby:
             one with the same limit.
 
     Attributes:
-        stage: The position of the stage; the core sets it.
+        stage: The position of the stage; the core sets it, and also `most_room`, `closing` and
+            `nodes`.
         view: What the policy is asked with.
         batch_limit: The policy's limit, as of its last decision or lesson.
         on_fault: Is called with the stage's name and what its policy has raised, and may raise
@@ -60,11 +60,10 @@ class Lobby:
         learns: Whether the policy learns from batches that are done.
         predicts: Whether it says itself how long requests wait.
         most_room: The most requests that can ever be handed to workers at once, as there is room
-            for what they become; the core sets it.
-        closing: Whether no request can join the queue any more, so that nothing is held back for
-            company; the core sets it.
-        nodes: Its places in the graphs of services, which the core sets. Requests of all of them
-            share batches; those of a lobby by itself have None for their node.
+            for what they become.
+        closing: Whether no request can join the queue any more, so that nothing is held back.
+        nodes: Its places in the graphs of services. Requests of all of them share batches; those of
+            a lobby by itself have None for their node.
         is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
         early: How many answers have been early ones, by a result that said so.
@@ -108,7 +107,6 @@ class Lobby:
     # -- the policy
 
     def _note_calls_of(self, policy: Policy) -> None:
-        """Note which of its calls a policy has made its own."""
         kind = type(policy)
         self._listens = kind.arrived is not Policy.arrived
         self.learns = kind.learn is not Policy.learn
@@ -157,7 +155,6 @@ class Lobby:
         return decision
 
     def learn(self, now: float, done: DoneBatch) -> None:
-        """Have the policy learn from a batch that is done."""
         try:
             self.policy.learn(now, done)
             self.batch_limit = self.policy.limit
@@ -169,11 +166,8 @@ class Lobby:
         return self.guarded(self.policy.cost_s, size)  # type: ignore[no-any-return]
 
     def predicted_wait_s(self, units_before: int, workers: int) -> float | None:
-        """Return how long the policy says that a request waits; None if it does not say.
-
-        Args:
-            units_before: What is queued before it.
-            workers: How many there are.
+        """Return how long the policy says that a request waits behind so many units; None if it
+        does not say.
         """
         if self._predictor is None:
             return None
@@ -189,7 +183,6 @@ class Lobby:
             return inf
 
     def padded_length(self, length: int) -> int:
-        """Return the length to which the model pads a batch with this longest length."""
         allowed = self.policy.allowed_lengths
         return length if allowed is None else padded(length, allowed)
 
@@ -199,7 +192,6 @@ class Lobby:
         return f"policy {type(getattr(self.policy, 'former', self.policy)).__name__} of stage {self.name}"
 
     def _check_named(self, decision: Decision) -> None:
-        """Raise RuntimeError if the policy drops what it cannot, or what it chooses is no batch."""
         chosen = decision.chosen
         self._check_queued(decision.drop, "drops")
         if not decision.take or not chosen:
@@ -215,7 +207,6 @@ class Lobby:
             raise self._impossible(size, f"whose longest is {longest}")
 
     def _check_queued(self, requests: Sequence[Request], what_it_does: str) -> None:
-        """Raise RuntimeError if some of the requests that the policy names cannot be taken."""
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.node not in self.nodes for r in requests):
             raise RuntimeError(f"{self.whose_policy} {what_it_does} what is not queued")
 
@@ -263,10 +254,9 @@ class Lobby:
             self.guarded(self.policy.arrived, now, free)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
-        """Let requests wait again, each to be run alone, as one of them may have killed its worker.
-
-        They wait in their old places. For the policy they do not arrive, and it neither decides on
-        them nor learns from them.
+        """Let requests wait again in their old places, each to be run alone, as one of them may
+        have killed its worker. For the policy they do not arrive, and it neither decides on them
+        nor learns from them.
         """
         for request in requests:
             request.lane = request.lane._replace(key=Suspect(request.lane.key))
@@ -282,7 +272,6 @@ class Lobby:
         given_up: str,
     ) -> Gone:
         """Let the requests of a worker that is gone wait again, as far as they may run once more.
-
         Args:
             now: The time.
             blamed: Those that the worker may have been at work on, so that each is to run alone.
@@ -333,7 +322,6 @@ class Lobby:
         self.queue.evict(request)
 
     def drop(self, now: float, requests: Sequence[Request]) -> None:
-        """Remove queued requests that are not to be served."""
         for request in requests:
             self.guarded(self.policy.left, now, request)
         for request in requests:
@@ -361,10 +349,8 @@ class Lobby:
         return self._unserved_since
 
     def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
-        """Return the queued requests that are late as no worker has been there `since`.
-
-        See `is_late_unserved`; streams that have had parts stay. Also returns when the next one of
-        the others will be late.
+        """Return the queued requests that are late as no worker has been there `since`, but streams
+        that have had parts, and when the next one of the others will be late.
         """
         late, next_due = [], inf
         for request in self.queue:
@@ -377,22 +363,16 @@ class Lobby:
 
 
 def is_late_unserved(now: float, request: Request, since: float) -> bool:
-    """Report whether a request is late for its SLO while no worker can serve it.
-
+    """Report whether a request is late for its SLO while there has been no worker `since`.
     One that waits is late when it is due. One that comes has no chance if workers have been away
-    for as long as it has time: they will hardly be back in less.
-
-    Args:
-        now: The time.
-        request: One that waits; its deadline is looked at elsewhere.
-        since: Since when there has been no worker.
+    for as long as it has time: they will hardly be back in less. Its deadline is looked at
+    elsewhere.
     """
     due = request.due
     return due < request.deadline and (due <= now or due - request.arrived <= request.arrived - since)
 
 
 def _lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
     text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
     return Unavailable(text, code="worker_lost")
 
@@ -410,13 +390,7 @@ def acquit(request: Request) -> None:
 
 
 def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
-    """Return the error of a request that is not run again after its worker was lost.
-
-    Args:
-        request: One that the worker had.
-        stage: The name of the worker's stage.
-        given_up: Why the worker was given up; empty if it died by itself.
-    """
+    """Return the error of a request that is not run again after its worker was lost."""
     if request.losses < MOST_LOSSES:
         text = f"a worker of stage {stage} died with this request"
         if given_up:

@@ -49,13 +49,11 @@ class Places:
         return True
 
     def drain(self, place: int) -> None:
-        """Let a worker get nothing more."""
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.add(place)
 
     def gone(self, place: int) -> None:
-        """Forget a worker that is gone, whether it was to go or not."""
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.discard(place)
@@ -97,7 +95,6 @@ class KeyedWorkers:
         return {key for key in running if running.count(key) >= self._most}
 
     def warm(self, places: Sequence[int]) -> Collection[Hashable]:
-        """Return the keys that these workers have served last."""
         return {self._last[place] for place in places if place in self._last}
 
     def choose(self, places: Sequence[int], key: Hashable) -> int:
@@ -120,7 +117,6 @@ class KeyedWorkers:
         return is_switch
 
     def ended(self, place: int) -> None:
-        """Note that a worker has answered its batch."""
         self._runs.pop(place, None)
 
     def lost(self, place: int) -> None:

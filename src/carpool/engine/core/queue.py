@@ -108,12 +108,10 @@ class Queue:
 
     @property
     def size(self) -> int:
-        """Sum of the sizes of the waiting requests."""
         return self._size
 
     @property
     def weighted(self) -> bool:
-        """Whether some of the waiting requests have a size other than 1."""
         return self._size != self.count
 
     @property
@@ -288,7 +286,6 @@ class Queue:
         return self._of_source.get(source, _NONE)
 
     def _count_sources(self, requests: Sequence[Request], sign: int) -> None:
-        """Count requests that have come, or with -1 that have gone."""
         assert self._of_source is not None
         for request in requests:
             counts = self._of_source.setdefault(request.lane.source, [0, 0])
@@ -372,7 +369,6 @@ class Queue:
 
     @property
     def order(self) -> LaneOrder:
-        """The lanes, in the order in which they are to be taken from."""
         return self._order
 
     def remove(self, request: Request) -> None:
@@ -419,13 +415,11 @@ class Queue:
         return times.least(self._lanes.values, len(self._lanes), but)
 
     def _note_earlier(self, lane_queue: LaneQueue) -> None:
-        """Note that a lane has a request that may be the first of all by some time."""
         self.dues.note(lane_queue)
         self.deadlines.note(lane_queue)
         self.arrivals.note(lane_queue)
 
     def _sort_in(self, requests: Sequence[Request]) -> None:
-        """Put new requests into the levels of their lanes."""
         for request in requests:
             levels = self._lanes[request.lane].levels
             assert levels is not None
@@ -435,7 +429,6 @@ class Queue:
                 self._length = request.length
 
     def _set_running(self, taken: Sequence[Request]) -> None:
-        """Note that requests are now running, and take them off the sums."""
         nbytes, size = 0, len(taken)
         if self._size != self.count:
             size = sum([request.size for request in taken])
@@ -449,7 +442,6 @@ class Queue:
             self._count_sources(taken, -1)
 
     def _discount(self, request: Request) -> None:
-        """Take a request that is now done off the sums."""
         request.state = DONE
         self.count -= 1
         self.nbytes -= request.nbytes
@@ -471,11 +463,9 @@ class Queue:
             self._has_less(lane_queue)
 
     def _former(self, lane: Lane) -> LaneQueue | None:
-        """Return the lane from which suspects came."""
         return self._lanes.get(lane._replace(key=key_of(lane)))
 
     def _has_more(self, lane_queue: LaneQueue, n: int, size: int) -> None:
-        """Count requests that were put in a lane, and their sizes."""
         lane_queue.live += n
         lane_queue.more += size - n
         if self._order.is_watched:
@@ -493,7 +483,6 @@ class Queue:
             self._forget(lane_queue)
 
     def _open(self, lane: Lane, arrived: float) -> LaneQueue:
-        """Make room for the requests of a new lane, of which the first arrived at `arrived`."""
         if len(self._order) == 1:
             last = self._order.first()
             if last is not None and not last.live:
@@ -511,7 +500,6 @@ class Queue:
         return opened
 
     def _note_only(self) -> None:
-        """Note which lane is the only one, as a lane has come or gone."""
         self._only = self._order.first() if len(self._order) == 1 else None
         if self._only is not None and self.dues.is_kept:
             self.dues.forget()  # nothing is asked of it now, so that it would keep what has gone
@@ -558,12 +546,10 @@ class WithoutLanes:
 
     @property
     def size(self) -> int:
-        """Sum of the sizes of the waiting requests."""
         return self._queue.size - sum([lane_queue.live + lane_queue.more for lane_queue in self._held])
 
     @property
     def weighted(self) -> bool:
-        """Whether some of the waiting requests have a size other than 1."""
         return self._queue.weighted
 
     @property
@@ -583,7 +569,6 @@ class WithoutLanes:
 
     @property
     def levels(self) -> Sequence[Levels]:
-        """The levels of the lanes from which the next batch may come."""
         return [] if self._first is None else self._queue.levels_from(self._first, self._held)
 
     def peek(self, n: int) -> list[Request]:

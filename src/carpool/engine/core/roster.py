@@ -107,7 +107,6 @@ class PlaceRecord:
 
     @property
     def is_serving(self) -> bool:
-        """Whether its worker has loaded the model and may have requests."""
         return self.state in (PlaceState.READY, PlaceState.DRAINING)
 
 
@@ -146,7 +145,6 @@ class Roster:
 
     @property
     def ready(self) -> int:
-        """How many workers are ready."""
         return sum(record.state == PlaceState.READY for record in self.places.values())
 
     @property
@@ -156,7 +154,6 @@ class Roster:
 
     @property
     def has_nobody(self) -> bool:
-        """Whether no worker is ready or on its way."""
         return not any(record.is_serving or record.state in _ON_THEIR_WAY for record in self.places.values())
 
     @property
@@ -175,7 +172,6 @@ class Roster:
 
     @property
     def guests(self) -> int:
-        """How many guests there are that stay."""
         return sum(record.is_guest and not record.is_leaving for record in self.places.values())
 
     def add(self, index: int | None = None, *, is_new: bool = True) -> int:
@@ -203,7 +199,6 @@ class Roster:
         return place
 
     def _free_index(self) -> int:
-        """Return the least index that no worker has which stays."""
         taken = {record.index for record in self.places.values() if not record.is_leaving}
         return min(set(range(len(taken) + 1)) - taken)
 
@@ -214,7 +209,6 @@ class Roster:
         return by_use[::-1][:n]
 
     def establish(self, place: int) -> None:
-        """Note that a newcomer is from now on a worker like the others."""
         self.places[place].is_new = False
 
     def leave(self, place: int) -> None:
@@ -228,7 +222,6 @@ class Roster:
             record.state = PlaceState.DRAINING
 
     def remove(self, place: int) -> None:
-        """Remove a place that has no worker any more."""
         self._past_restarts += max(0, self.places.pop(place).starts - 1)
 
     def due(self, now: float, room: float = inf) -> list[int]:
@@ -261,7 +254,6 @@ class Roster:
 
     @property
     def _startable(self) -> list[tuple[int, PlaceRecord]]:
-        """The places in which a worker may be started, now or later."""
         return [
             (place, record)
             for place, record in self.places.items()
@@ -350,12 +342,10 @@ class Roster:
         record.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
-        """Set whether the stage has failed."""
         is_broken = not self._works and self._forgiven_in_a_row >= MOST_FORGIVEN
         self.failed = is_broken or self._deaths_in_a_row >= MOST_DEATHS
 
     def _delay(self) -> float:
-        """Return how long the next start is put off."""
         deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
         if deaths <= 1:
             return 0.0
@@ -363,7 +353,6 @@ class Roster:
 
 
 def _pause_s(tries: int) -> float:
-    """Return the longest pause before another start, after so many in vain."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (tries - 1))
 
 
@@ -387,7 +376,6 @@ class Starts:
 
     @property
     def room(self) -> int:
-        """How many more may be started now."""
         return max(0, self.most - sum(roster.loading for roster in self._rosters))
 
     def room_for(self, now: float, roster: Roster) -> int:
@@ -437,7 +425,6 @@ class Recycling:
 
     @property
     def measures_memory(self) -> bool:
-        """Whether the memory of workers matters."""
         return self._max_memory_mb < inf
 
     def are_there(self, now: float, orders: dict[int, int]) -> None:
@@ -455,7 +442,6 @@ class Recycling:
                 self._since[place], self._starts[place] = now, order
 
     def called(self, place: int, calls: int) -> None:
-        """Note that a worker has made some calls."""
         self._calls[place] = self._calls.get(place, 0) + calls
 
     def measured(self, place: int, memory_mb: float) -> None:
@@ -463,7 +449,6 @@ class Recycling:
         self._memory_mb[place] = memory_mb
 
     def due(self, now: float) -> Worn | None:
-        """Return the worker to replace now, if there is one: the one that is due for longest."""
         if now < self._resume_at:
             return None
         for place in sorted(self._since, key=self._since.__getitem__):

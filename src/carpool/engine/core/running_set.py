@@ -1,7 +1,5 @@
-"""The running set of a worker of a stage of steps, and the messages between it and the coordinator.
-
-These are an `Order`, which takes effect between two steps, and a `SetReport`,
-which follows each step. `core/stepper.py` says who writes them when.
+"""The running set of a worker of a stage of steps, and the messages between it and the coordinator:
+an `Order`, which takes effect between two steps, and a `SetReport`, which follows each step.
 """
 
 from __future__ import annotations
@@ -110,7 +108,6 @@ class SetReport(NamedTuple):
 
 
 def stream_of(request: Request) -> Stream:
-    """Return the stream of a request of a stage of steps, which has one."""
     stream = request.stream
     assert stream is not None
     return stream
@@ -118,9 +115,7 @@ def stream_of(request: Request) -> Stream:
 
 class RunningSet:
     """The streams of one worker, as the coordinator sees them: those that no order has sent away.
-
     Attributes:
-        place: The position of the worker.
         members: Its streams, by id, in the order in which they joined.
         size: The sum of their sizes.
         number: Of the last order.
@@ -138,8 +133,8 @@ class RunningSet:
         gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
         pauses_changed: Whether pauses have changed since the last order.
-        awaits_suspect: Whether all members are to rest, as a suspect is about to join: a request
-            whose worker was lost, and which joins only once the worker has followed that order.
+        awaits_suspect: Whether all members are to rest, as a suspect is about to join, once the
+            worker has followed that order.
         suspect: The member that runs alone on probation, while the others rest; None if none does.
         suspect_order: The number of the order by which it joined: it had no part in steps that were
             reported before this was followed.
@@ -237,7 +232,6 @@ class RunningSet:
             self.unwanted_since = inf
 
     def note_step(self, report: SetReport) -> None:
-        """Count a step, and note which streams take part from it on, and which ones do not."""
         while self.unfollowed and self.unfollowed[0].number <= report.seen:
             self._note_followed(self.unfollowed.pop(0))
         if report.rows:
@@ -286,13 +280,9 @@ class RunningSet:
             self.pauses_changed = True
 
     def change_rests(self, pause: list[int], resume: list[int]) -> None:
-        """Find out who is to rest from the next order on, and who is to run again.
-
+        """Put the ids of those that are to rest from the next order on into `pause`, and of those
+        that are to run again into `resume`.
         A stream rests while its caller does not want parts, or while another one is on probation.
-
-        Args:
-            pause: The ids of those that are to rest and did not are appended here.
-            resume: The same of those that did and are not to.
         """
         self.pauses_changed = False
         is_suspect_time = self.suspect is not None or self.awaits_suspect

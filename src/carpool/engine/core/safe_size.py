@@ -103,7 +103,6 @@ class SafeSize:
         return self._too_much - self.limit <= max(1, self.limit // _CLOSE)
 
     def _rest_if_found(self) -> None:
-        """Try larger sizes much more rarely once nothing is left to find out."""
         if self._is_found():
             self._pause = self._batches_left = max(self._pause, _RETRY_PAUSE)
 

@@ -109,7 +109,6 @@ class Scaler:
         return n / seconds if seconds else inf
 
     def _count(self, now: float, arrivals: int) -> None:
-        """Note how many requests have come, and by that how many come per second."""
         counted = self._arrivals
         counted.append((now, arrivals))
         while len(counted) > 2 and counted[1][0] <= now - _RATE_OVER_S:

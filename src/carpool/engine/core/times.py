@@ -111,7 +111,6 @@ class Times:
         return hop_s
 
     def usual_end(self, batch: Batch) -> float:
-        """Return when a batch that runs should end."""
         return batch.started + (self.ahead_s if batch.ahead and self.ahead_s else self.usual_s)
 
     def learn_usual(self, took_s: float) -> None:
@@ -214,5 +213,4 @@ class Times:
 
 
 def _slowest(before: float, now: float) -> float:
-    """Return the slowest time of late: it rises at once and is forgotten slowly."""
     return now if now > before else before + _FORGET * (now - before)

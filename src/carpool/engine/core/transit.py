@@ -86,7 +86,6 @@ class Transit:
     # -- ends
 
     def answer(self, now: float, request: Request) -> None:
-        """End a request that has its result or its error, and that is no child."""
         request.state = DONE
         request.node.flow.answered += 1
         self.answers.append(request)
@@ -113,7 +112,6 @@ class Transit:
         self.answer(now, request)
 
     def _keep(self, now: float, child: Request, family: Siblings, error: Exception) -> None:
-        """Take an error for what a child has come to."""
         if self.families.get(family.parent) is not family:  # another child was faster
             child.state = DONE
             return
@@ -141,7 +139,6 @@ class Transit:
         self.fail(now, request, error)
 
     def refuse(self, request: Request, error: CarpoolError) -> None:
-        """End a new request that is not admitted."""
         request.state = DONE
         request.error = error
         self.answers.append(request)
@@ -165,7 +162,6 @@ class Transit:
             request.state = DONE  # it is on its way
 
     def _close(self, now: float, family: Siblings) -> None:
-        """End the children of a request, whatever they do."""
         del self.families[family.parent]
         family.block.running -= 1
         for child in family.children:
@@ -322,7 +318,6 @@ class Transit:
     # -- requests go on
 
     def begin(self, now: float, requests: Sequence[Request], door: Door) -> None:
-        """Have requests that are admitted, and come from a door, begin their way."""
         start = door.start
         if type(start) is Node:
             for request in requests:
@@ -349,7 +344,6 @@ class Transit:
         self.move(now, moves)
 
     def move(self, now: float, moves: Moves) -> None:
-        """Have requests wait at the nodes that they have come to."""
         for node, requests in moves.items():
             there = [request for request in requests if request.state == RUNNING]  # a sibling may have failed
             for request in there:
@@ -359,7 +353,6 @@ class Transit:
                 self._enter(now, node, there)
 
     def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
-        """Have requests, which are at a node, join the queue of its stage."""
         if node.is_shared:
             node.came += len(requests)
             for request in requests:
@@ -452,7 +445,6 @@ class Transit:
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
     ) -> None:
-        """Make children of a request, each with an item of its own, and have them go on."""
         family = self.families[request] = Siblings(request, block)
         block.running += 1
         place = block.door if isinstance(block, Each) else request.node.flow.on_the_way
@@ -494,7 +486,6 @@ class Transit:
         return True
 
     def _weigh(self, now: float, request: Request, node: Node, result: object) -> bool:
-        """Weigh a request for its next node and report whether that worked; if not, it fails."""
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
@@ -504,7 +495,6 @@ class Transit:
         return True
 
     def _unweighed(self, now: float, request: Request, node: Node, error: BaseException) -> bool:
-        """Fail a request that could not be weighed, and return False."""
         if not isinstance(error, CarpoolError):  # a `Weigher` raises no others; but another may be given
             kind = type(error).__name__
             error = ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind)

@@ -199,7 +199,6 @@ class Driver:
             self._awaited.remove(awaited)
 
     def snapshot(self) -> ServiceSnapshot:
-        """Return what the service has done so far."""
         self.recall()
         return self.stats.snapshot(self.clock())
 
@@ -242,7 +241,6 @@ class Driver:
         return True
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request, whose caller has gone."""
         if request.state == NEW:  # perhaps a thread was interrupted in its lone call
             self.recall()
         before = self.core.flow.cancelled
@@ -264,7 +262,6 @@ class Driver:
         self._poll_soon()
 
     def refused(self, error: CarpoolError) -> None:
-        """Take note of a request that was refused before it was submitted."""
         self.stats.refused(error)
         if self.stats.refusals.is_due:
             self._refusal_log.log_due()
@@ -277,7 +274,6 @@ class Driver:
             executor.start()
 
     def worker_ready(self, stage: int, place: int) -> None:
-        """Take note that a worker can take batches."""
         self.core.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
@@ -305,7 +301,6 @@ class Driver:
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
-        """Take note that a worker that was ready is gone, for which no request is to blame."""
         self.core.worker_left(self.clock(), stage, place)
         self.poll()
 
@@ -315,7 +310,6 @@ class Driver:
         self.poll()
 
     def call_started(self, stage: int, place: int, batch_id: int) -> None:
-        """Take note that a worker has begun another call for the same batch."""
         self.core.restart_hang_timer(self.clock(), stage, place, batch_id)
 
     # -- what the workers teach
@@ -345,7 +339,6 @@ class Driver:
     # -- the turn
 
     def poll(self) -> None:
-        """Ask the core what to do, and do it."""
         self._is_poll_due = False
         self._settle()
         now = self.clock()
@@ -371,7 +364,6 @@ class Driver:
             self.lender.polled(todo)
 
     def _perform(self, todo: Todo) -> None:
-        """Hand over batches, give up workers that hang and deliver answers."""
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         self._is_handing_over = bool(todo.run or todo.orders)
         for order in todo.orders:
@@ -408,7 +400,6 @@ class Driver:
             self.recall()
 
     def _deliver(self, requests: Sequence[Request]) -> None:
-        """Deliver answers to their callers."""
         for request in requests:
             try:
                 request.tell()
@@ -435,7 +426,6 @@ class Driver:
         self._poll_soon()
 
     def _deliver_awaited(self) -> None:
-        """Wake those that wait for something to become true of the core."""
         for condition, future in self._awaited:
             if not future.done() and condition():
                 future.set_result(None)
@@ -448,7 +438,6 @@ class Driver:
         self.completed(Reply(batch.stage, batch.place, batch.id, batch.ids, [None] * n, errors))
 
     def _about(self, stage: int, place: int) -> dict[str, str]:
-        """Return the fields of a log line about a worker."""
         stats = self.stats.stages[stage]
         return {"model": self.stats.name, "stage": stats.name, "worker": stats.worker_name(place)}
 
@@ -574,11 +563,9 @@ class Driver:
             self.loop.call_soon(self._fail_once, failure)
 
     def _fail(self, error: BaseException) -> None:
-        """Fail the service, as its core has raised."""
         self._fail_once(self._failure("the service has failed: its core raised", None, error))
 
     def _failure(self, what: str, stage: str | None, error: BaseException) -> Unavailable:
-        """Log what was raised, and return the error of all requests inside."""
         kind, about = type(error).__name__, {"model": self.stats.name, "stage": stage, "code": "stage_failed"}
         logger.critical("%s %s: %s", what, kind, text_of(error), exc_info=error, extra=about)
         return Unavailable(f"{what} {kind}", code="stage_failed", retry_after_s=FAILED_FOR_S)

@@ -186,7 +186,6 @@ class LockCaller:
             raise DeadlineExceeded(NO_ANSWER)
 
     def answered(self, request: Request) -> None:
-        """Wake the thread."""
         self._lock.release()
 
 
@@ -236,7 +235,6 @@ class Unread:
         self._taken = self._added
 
     def go_on(self) -> bool:
-        """Report whether a paused stream goes on now."""
         if not self.is_paused or not self._is_half_read:
             return False
         self.is_paused = False
@@ -244,7 +242,6 @@ class Unread:
 
     @property
     def _is_half_read(self) -> bool:
-        """Whether so little waits that a paused stream can go on."""
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
@@ -313,7 +310,6 @@ class _PartsReader(Generic[T]):
         return self._has_ended and not self._parts  # the end is written after the last part
 
     def _take(self) -> Any:
-        """Take the next part, which is there."""
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
             self._post(self._go_on)
@@ -326,7 +322,6 @@ class _PartsReader(Generic[T]):
     # -- in the loop's thread
 
     def take_part(self, request: Request, part: object) -> None:
-        """Take the next part."""
         self._parts.append(part)  # type: ignore[arg-type]
         if self._unread.add(size_of(part)):  # type: ignore[arg-type]
             self._driver.pause(request, True)
@@ -341,7 +336,6 @@ class _PartsReader(Generic[T]):
         self._wake()
 
     def _go_on(self) -> None:
-        """Let the stream go on if the caller has read enough."""
         if self._unread.go_on():
             self._driver.pause(self._request, False)
 

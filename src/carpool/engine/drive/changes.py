@@ -86,7 +86,6 @@ class Changes:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change is under way."""
         return self._lock.locked()
 
     async def scale(self, stage: int, workers: int, grace_s: float = GRACE_S) -> None:
@@ -145,7 +144,6 @@ class Changes:
         pool.turnover.admit(place)
 
     async def take_away(self, stage: int, workers: int) -> None:
-        """Have some workers of a stage finish what they have, and end, beside other changes."""
         pool = self._pools[stage]
         await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
 
@@ -218,7 +216,6 @@ class Changes:
         return places
 
     async def _successors(self) -> list[_Successor]:
-        """Return a newcomer for each worker of all stages, once they are ready."""
         successors = [
             _Successor(pool, old, pool.turnover.add(pool.roster.places[old].index))
             for pool in self._pools
@@ -261,7 +258,6 @@ class Changes:
             driver.hold(False)
 
     def _switch(self, successors: Sequence[_Successor]) -> None:
-        """Admit all newcomers and retire all others, in one turn of the loop."""
         self._refuse_if_over()
         _check_ready(each.pool.turnover.is_ready(each.new.place) for each in successors)
         for each in successors:
@@ -270,7 +266,6 @@ class Changes:
             each.pool.turnover.retire(each.old)
 
     async def _replace_in_place(self, pool: WorkerPool, place: int, grace_s: float) -> None:
-        """Have a worker go, and then start its successor."""
         index = pool.roster.places[place].index
         await self._let_go(pool, [place], grace_s)
         try:
@@ -285,13 +280,11 @@ class Changes:
     # -- workers that go
 
     async def _let_go(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
-        """Retire workers, and wait until they have gone."""
         for place in places:
             pool.turnover.retire(place)
         await self._see_off(pool, places, grace_s)
 
     async def _let_all_go(self, successors: Sequence[_Successor], grace_s: float) -> None:
-        """Wait until all workers that were replaced have gone."""
         for pool in self._pools:
             await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
@@ -306,19 +299,16 @@ class Changes:
                 pool.turnover.move_out(place)
 
     def _refuse_if_over(self) -> None:
-        """Raise Unavailable if the service has failed or is stopping."""
         if self._driver.has_failed:
             raise Unavailable("the service has failed: start it anew", code="stage_failed")
         if self._driver.core.flow.closed_because is not None:
             raise Unavailable("the service is stopping", code="draining")
 
     def _about(self, pool: WorkerPool) -> dict[str, str]:
-        """Return the fields of a log line about a stage."""
         return {"model": self._driver.stats.name, "stage": pool.name}
 
 
 async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
-    """End newcomers that are not wanted any more, and wait until they have gone."""
     for place in places:
         pool.turnover.take_back(place)
     if not pool.roster.stopping:  # whoever stops it waits for their ends
@@ -332,7 +322,6 @@ def _check_ready(are_ready: Iterable[bool]) -> None:
 
 
 async def _all_ready(newcomers: Sequence[Newcomer]) -> None:
-    """Wait until all newcomers are ready. Raises StartupError as soon as one has died."""
     await asyncio.gather(*[asyncio.shield(newcomer.ready) for newcomer in newcomers])
 
 
@@ -372,7 +361,6 @@ class StageUpkeep:
             pool.count_calls = self._count_calls
 
     def scale_between(self, least: int, most: int) -> None:
-        """Have the number of workers follow the load from now on."""
         slo_s = self._driver.core.flow.slo_s
         batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
@@ -380,7 +368,6 @@ class StageUpkeep:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to look after."""
         return self.scaler is not None or self._recycling is not None
 
     def keep_fixed(self) -> None:
@@ -388,7 +375,6 @@ class StageUpkeep:
         self.scaler = None
 
     def look(self, now: float) -> None:
-        """Do what is due."""
         if self._changes.is_changing or self._driver.has_failed or self._pool.roster.stopping:
             return
         if self.scaler is not None:
@@ -397,7 +383,6 @@ class StageUpkeep:
             self._recycle(now, self._recycling)
 
     def stop(self) -> None:
-        """Do nothing more."""
         for task in (self._going, self._replacing, *self._coming):
             if task is not None:
                 task.cancel()
@@ -409,7 +394,6 @@ class StageUpkeep:
     # -- how many
 
     def _scale(self, now: float, scaler: Scaler) -> None:
-        """Have workers added or taken away as the load asks for it."""
         have = len(self._pool.roster.established) + len(self._coming)
         wait_s = self._batcher.predicted_wait_s(now, self._batcher.queue.size)
         offered, unit = self._driver.core.offered(self._pool.stage), self._batcher.times.unit
@@ -429,7 +413,6 @@ class StageUpkeep:
 
     @property
     def _is_busy_scaling(self) -> bool:
-        """Whether workers are being added, or taken away."""
         return bool(self._coming) or (self._going is not None and not self._going.done())
 
     async def _add_one(self) -> None:
@@ -450,7 +433,6 @@ class StageUpkeep:
     # -- which are worn
 
     def _recycle(self, now: float, recycling: Recycling) -> None:
-        """Have a worn worker replaced, unless one is being replaced already."""
         places = self._pool.roster.places
         ready = [place for place in self._pool.roster.established if places[place].state == PlaceState.READY]
         recycling.are_there(now, {place: places[place].order for place in ready})
@@ -513,7 +495,6 @@ class Upkeep:
             self._look()
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -538,7 +519,6 @@ def _resident_mb(pid: int) -> float:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log what a task has raised that nothing waits for."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         logger.error("workers could not be looked after: %s", text_of(error), exc_info=error)

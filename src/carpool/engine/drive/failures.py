@@ -53,7 +53,6 @@ class BatchOutcome(msgspec.Struct):
 
 
 def as_outcome(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
-    """Return the outcome of a call, with the errors apart from the results."""
     if none_failed(results):
         return BatchOutcome(results, None, trouble)
     failed = {i: value.error for i, value in enumerate(results) if type(value) is Failed}
@@ -66,7 +65,6 @@ def for_all(error: BaseException, n: int) -> BatchOutcome:
 
 
 def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
-    """Return what can be raised to each caller, by its position in the batch."""
     own: dict[int, Exception] = {}
     given: dict[int, Exception] = {}
     for i, error in errors.items():
@@ -191,14 +189,12 @@ class RefusalLog:
         self.has_stopped = False
 
     def log_due(self) -> None:
-        """Log the messages that are due, and set a timer for the others."""
         self._log()
         wake_at = self._refusals.wake_at
         if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
             self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.log_due)
 
     def log_all(self) -> None:
-        """Log all that has been counted, also what is not due yet."""
         self._log(everything=True)
 
     def _log(self, *, everything: bool = False) -> None:

@@ -168,7 +168,6 @@ class FrameSocket:
         return self.sock
 
     def recall_loan(self) -> None:
-        """Have the socket given back, if it is lent."""
         if self._recall is not None:
             self._recall()
 
@@ -254,11 +253,9 @@ class FrameSocket:
     # -- inside
 
     def _has_begun_to_answer(self, frames: list[Frame]) -> bool:
-        """Report whether a reply is among the frames that have just come, or is on its way."""
         return self._reader.opening == FrameKind.REPLY or any(frame.kind == FrameKind.REPLY for frame in frames)
 
     def _write(self, buffers: list[Buffer]) -> None:
-        """Send a frame in as many pieces as it takes, behind those that wait."""
         if self._last_frame is not _LastFrame.UNREAD:
             self._last_frame = _LastFrame.IN_PIECES
         is_waiting = bool(self._unsent)
@@ -267,7 +264,6 @@ class FrameSocket:
             self._writable()
 
     def _writable(self) -> None:
-        """Send what waits, as far as the socket takes it."""
         unsent = self._unsent
         try:
             while unsent:

@@ -79,7 +79,6 @@ class Strangers(Generic[T]):
         return max(0.0, self._came[self._next_to_go()][1] + self._sure_s - now)
 
     def enter(self, stranger: T, source: str, now: float) -> T | None:
-        """Let one in, and return the one that has to go for it."""
         going = self._next_to_go() if len(self._came) >= self._most else None
         if going is not None:
             self.leave(going)
@@ -88,7 +87,6 @@ class Strangers(Generic[T]):
         return going
 
     def leave(self, stranger: T) -> None:
-        """Take note that one has proven itself, or has gone."""
         source, _ = self._came.pop(stranger, ("", 0.0))
         others = self._of_source.get(source, {})
         others.pop(stranger, None)
@@ -175,7 +173,6 @@ class Gate:
         return address if address.path else address._replace(port=sock.getsockname()[1])
 
     def close(self) -> None:
-        """Listen no more, and close the connections of strangers."""
         for task in self._greeting:
             task.cancel()
         self.abandon()
@@ -196,7 +193,6 @@ class Gate:
     # -- inside
 
     def _knocked(self, listening: socket.socket) -> None:
-        """Take the connections that wait, as far as there is room."""
         while (wait_s := self._proving.wait_s(self._loop.time())) == 0.0:
             try:
                 sock, address = listening.accept()
@@ -223,7 +219,6 @@ class Gate:
         self._loop.call_later(_NO_ROOM_S, self._go_on)
 
     def _pause(self) -> None:
-        """Take no more connections for now: they wait in the kernel's queue."""
         self._is_full = True
         for sock in self._listening:
             self._loop.remove_reader(sock.fileno())
@@ -240,7 +235,6 @@ class Gate:
         self._go_on()
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Find out whether a connection is a worker's, and admit it or close it."""
         peer = _peer_of(sock)
         conversation = _Conversation(sock)
         try:
@@ -286,7 +280,6 @@ class Gate:
         logger.warning(text, hello.whereabouts, peer, hello.stage, refusal, extra=self._about)
 
     def _turned_away(self, peer: str, why: str) -> None:
-        """Count a stranger, and log the first one of each minute."""
         self.strangers += 1
         now = self._loop.time()
         if self.strangers == 1 or now - self._logged_at >= _LOG_EVERY_S:
@@ -339,7 +332,6 @@ class _Conversation:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
     async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
-        """Wait until the socket can be read or written."""
         ready: asyncio.Future[None] = self._loop.create_future()
         fd = self.sock.fileno()
         watch(fd, _resolve, ready)
@@ -355,7 +347,6 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 def _bound(address: JoinAddress) -> socket.socket:
-    """Return a socket that listens, and does not block. Raises OSError."""
     if not address.path:
         sock = listen_at(address.host, address.port, _BACKLOG)
         sock.setblocking(False)
@@ -459,11 +450,9 @@ class JoinedWorker:
         self._connection.close_input()
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
         return self._connection.catch_up()
 
     def listen_to(self, on_frame: Callable[[Frame], None]) -> None:
-        """Call another function with what it sends from now on."""
         self._connection.on_frame = on_frame
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -495,11 +484,9 @@ class JoinedWorker:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until its connection has ended."""
         await asyncio.shield(self._ended)
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """Report that the worker is lost."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             why = f"it is given up for what it sent: {error}"

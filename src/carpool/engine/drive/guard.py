@@ -65,12 +65,10 @@ class Guard:
             self._send(b"+%d\n" % group)
 
     def add(self, group: int) -> None:
-        """Guard a new worker, which is in a process group of its own."""
         self._groups.add(group)
         self._send(b"+%d\n" % group)
 
     def remove(self, group: int) -> None:
-        """Guard a worker no more: its group has been killed, and it is reaped after this."""
         self._groups.discard(group)
         self._send(b"-%d\n" % group)
 
@@ -131,7 +129,6 @@ class Guard:
             self._died()
 
     def _died(self) -> None:
-        """Replace a guard that is dead, or of no use any more."""
         process = self._process
         if process is None:
             return

@@ -225,7 +225,6 @@ class Loan:
         return ANSWERED
 
     def _has_sent(self, call: LentCall) -> bool:
-        """Send the request, unless the worker is being taken back or its socket takes nothing."""
         call.id = self._next_id()
         message = _message(call.request, call.id)
         if self.is_over:
@@ -261,7 +260,6 @@ class Loan:
 
 
 def _message(request: Request, id: int) -> bytes:
-    """Return the frame of a batch with this request alone, whose ids are the same."""
     formats, accepts = bytes((request.format,)), bytes((request.accept,))
     items = [request.item]
     return b"".join(encode(Frame(FrameKind.BATCH, id, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
@@ -338,7 +336,6 @@ class Lending:
 
     @property
     def _is_slow(self) -> bool:
-        """Whether calls take so long that the loop is likely to take them over."""
         return self._batcher.times.usual_s > _SHARE * self._longest_s
 
     def settle(self) -> None:

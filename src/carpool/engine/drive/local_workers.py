@@ -74,7 +74,6 @@ class _LocalWorker:
         self._start()
 
     def _start(self) -> None:
-        """Start the thread or the task."""
         raise NotImplementedError
 
     def _stack(self) -> str:
@@ -82,11 +81,9 @@ class _LocalWorker:
         raise NotImplementedError
 
     async def ended(self) -> None:
-        """Wait until it is gone."""
         await asyncio.shield(self._gone)
 
     def catch_up(self) -> bool:
-        """Report that there is nothing: what it has sent has been read already."""
         return False
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -106,7 +103,6 @@ class _LocalWorker:
             self._gone.set_result(None)
 
     def kill(self, why: str = "") -> None:
-        """Have nothing more to do with it."""
         self._loop.call_soon(self._end, why or "it was given up")
 
     def _hand_over(self, frame: Frame) -> None:
@@ -140,7 +136,6 @@ class ThreadWorker(_LocalWorker):
         return f"Thread {self._name}:\n{''.join(traceback.format_stack(frame))}" if frame is not None else ""
 
     def send(self, frame: Frame) -> None:
-        """Send it a frame."""
         self._inbox.put(frame)
 
     def close_input(self) -> None:
@@ -164,7 +159,6 @@ class ThreadWorker(_LocalWorker):
         self._inbox.put(None)
 
     def _live(self) -> None:
-        """Serve, in the thread, until it ends."""
         try:
             pin(self._setup.cores)
             enter_context(self._setup.place)
@@ -226,7 +220,6 @@ class LoopWorker(_LocalWorker):
         return f"Task {self._name}:\n{''.join(traceback.StackSummary.extract(iter(frames)).format())}"
 
     def send(self, frame: Frame) -> None:
-        """Send it a frame."""
         self._put(frame)
 
     def close_input(self) -> None:
@@ -234,7 +227,6 @@ class LoopWorker(_LocalWorker):
         self._put(None)
 
     def kill(self, why: str = "") -> None:
-        """Cancel its task."""
         super().kill(why)
         self._task.cancel()
 

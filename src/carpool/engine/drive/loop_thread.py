@@ -168,7 +168,6 @@ class LoopThread:
     # -- inside
 
     def _wake(self) -> None:
-        """Have the loop do what has been posted."""
         try:
             self.loop.call_soon_threadsafe(self._do_posted)
         except RuntimeError:  # it has just ended, and has done what was posted
@@ -247,7 +246,6 @@ def _do(posted: Sequence[Work]) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop where it is installed, else of asyncio."""
     fill_standard()
     try:
         import uvloop

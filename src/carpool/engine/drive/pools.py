@@ -57,7 +57,6 @@ class BatchPool(WorkerPool):
         self._unsent: dict[int, list[Frame]] = {}
 
     def run(self, batch: Batch) -> None:
-        """Send a batch to its worker."""
         requests = batch.requests
         frame = Frame(
             FrameKind.BATCH,
@@ -89,7 +88,6 @@ class BatchPool(WorkerPool):
             self._after_dispatch()
 
     def _nbytes_ahead(self, place: int) -> int:
-        """Return how many bytes the items take that lie with a worker, or are about to."""
         return sum([request.nbytes for batch in self.batcher.ahead[place] for request in batch.requests])
 
     def _send_ahead(self, place: int) -> None:
@@ -144,7 +142,6 @@ class BatchPool(WorkerPool):
     # -- what the workers send
 
     def _received(self, place: int, frame: Frame) -> None:
-        """Take a frame from a worker. Raises FrameError if it must not send that now."""
         if frame.kind == FrameKind.REPLY:
             self._replied(place, frame)
         elif frame.kind == FrameKind.CALL:
@@ -156,14 +153,12 @@ class BatchPool(WorkerPool):
             super()._received(place, frame)
 
     def _batch_of(self, place: int, frame: Frame) -> Batch:
-        """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
         batch = self.batcher.in_flight.get(place)
         if batch is None or batch.id != frame.batch_id:
             raise FrameError(f"{frame.kind.name} for batch {frame.batch_id}, which it does not have")
         return batch
 
     def _replied(self, place: int, frame: Frame) -> None:
-        """Pass a reply on to the driver, once it has been checked."""
         batch = self._batch_of(place, frame)
         if frame.ids == batch.ids:
             frame.ids = batch.ids  # compared once more later, and quicker with itself
@@ -198,7 +193,6 @@ class BatchPool(WorkerPool):
                 self._send_ahead(place)
 
     def _not_received(self, frame: Frame) -> dict[int, Exception]:
-        """Return the errors of a reply whose payloads there was no memory for."""
         logger.error(
             "stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids), extra=self._about()
         )
@@ -225,7 +219,6 @@ class BatchPool(WorkerPool):
         return any(node.ends or any(way.after in (None, JOIN) for way in node.ways) for node in nodes)
 
     def _troubled(self, place: int, frame: Frame) -> None:
-        """Learn from what happened during a batch, or during the warm-up, besides the results."""
         trouble = decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[place].is_serving:
@@ -239,7 +232,6 @@ class BatchPool(WorkerPool):
             raise FrameError(str(error)) from error
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
         for payload in frame.payloads[1:2]:
             for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
@@ -253,7 +245,6 @@ class BatchPool(WorkerPool):
                 self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
     def _received_too_late(self, place: int, frame: Frame) -> None:
-        """Count late results of a worker that was given up: others have its requests by now."""
         if frame.kind == FrameKind.REPLY:
             self.batcher.late_results += len(frame.ids)
             self._workers[place].kill()  # it has come back, so it need not write down where it hung
@@ -273,7 +264,6 @@ _HAVE_RESULTS = frozenset({Outcome.OK, Outcome.DONE, WAY})
 
 
 def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
-    """Raise FrameError if a reply is for other requests than those that are owed."""
     if not ids or len(set(ids)) < len(ids):
         raise FrameError("a reply that answers nothing, or a request twice")
     foreign = set(ids).difference(owed)
@@ -292,7 +282,6 @@ def check_takers(frame: Frame, batch: Batch) -> None:
 
 
 def _ends(request: Request, what: int) -> bool:
-    """Report whether a result of a request's node is for its caller."""
     node: Node = request.node
     if what == Outcome.DONE or type(node) is not Node:
         return what == Outcome.DONE
@@ -353,7 +342,6 @@ def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
 
 
 def _unpack_responses(frame: Frame, batch: Batch) -> None:
-    """Put the responses of a model's own in place of their payloads. Raises FrameError."""
     requests = dict(zip(batch.ids, batch.requests, strict=True))
     answers: list[Any] = list(frame.payloads)
     for i, what in enumerate(frame.formats):
@@ -407,7 +395,6 @@ class StepPool(WorkerPool):
         self._sent: dict[int, deque[_Sent]] = {}  # by place: the orders that workers have not followed yet
 
     def send(self, order: Order) -> None:
-        """Send an order to its worker."""
         joining = [_joining(request) for request in order.join]
         head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.stop_when)
         sent = self._sent.setdefault(order.place, deque())
@@ -458,7 +445,6 @@ class StepPool(WorkerPool):
             super()._received(place, frame)
 
     def _reported(self, place: int, frame: Frame) -> None:
-        """Pass a report on to the driver, once it has been checked."""
         if frame.no_memory:
             raise FrameError("there is no memory to receive its report")
         running = self._stepper.sets.get(place)
@@ -483,7 +469,6 @@ class StepPool(WorkerPool):
             raise FrameError(str(error)) from error
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
         now = self._driver.clock()
         for payload in frame.payloads[1:]:
             for timing in decoded(payload, list[wire.StepTiming]):
@@ -492,7 +477,6 @@ class StepPool(WorkerPool):
                 self._stepper.trained_steps(now, timing.rows, timing.step_s, timing.rows, timing.start_s)
 
     def _length_started(self, place: int, seen: int) -> int:
-        """Return the sum of the lengths of the streams that were started up to an order."""
         sent = self._sent.get(place, ())
         length = 0
         while sent and sent[0].number <= seen:
@@ -500,7 +484,6 @@ class StepPool(WorkerPool):
         return length
 
     def _received_too_late(self, place: int, frame: Frame) -> None:
-        """Count late parts of a worker that was given up: others have its streams by now."""
         if frame.kind == FrameKind.PARTS:
             self._stepper.late_results += len(frame.ids) - 1
             self._workers[place].kill()
@@ -516,7 +499,6 @@ class StepPool(WorkerPool):
 
 
 def _joining(request: Request) -> wire.Joining:
-    """Return a request as it is sent to a worker whose running set it joins."""
     item: Any = request.item
     kept: Any = stream_of(request).kept
     accept = request.accept + SPOTS * request.node.spot
@@ -524,7 +506,6 @@ def _joining(request: Request) -> wire.Joining:
 
 
 def _takes(request: Request) -> int:
-    """Return what the caller of a stream takes: `TAKES_WHOLE`, `TAKES_PARTS` or `TAKES_BOTH`."""
     stream = stream_of(request)
     return wire.TAKES_WHOLE if stream.is_collected else wire.TAKES_BOTH if stream.is_told_both else wire.TAKES_PARTS
 

@@ -194,12 +194,10 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return f"pid {self._process.pid}"
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
@@ -228,7 +226,6 @@ class WorkerProcess:
         return self._connection.has_unread_frame
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
         return self._connection.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -277,7 +274,6 @@ class WorkerProcess:
                 stream.close()
 
     async def ended(self) -> None:
-        """Wait until the process is gone and reaped."""
         await asyncio.shield(self._ended)
 
     # -- inside
@@ -294,7 +290,6 @@ class WorkerProcess:
         )
 
     def _watch_end(self) -> None:
-        """Have the loop notice the end of the process."""
         with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._exited)
@@ -307,14 +302,12 @@ class WorkerProcess:
             self._pidfd = None
 
     def _exited(self) -> None:
-        """Read what the process wrote before it ended; then it is lost."""
         self._connection.recall_loan()
         while self._connection.read():
             pass
         self._connection.close("it ended")
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """See to it that the process ends, now that its connection has ended."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             self.kill(f"it was killed for what it sent: {error}")
@@ -375,7 +368,6 @@ def _setup_frame(launch: Launch, index: int) -> Frame:
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """Return our end of a new connection, which does not block, and the worker's."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -390,7 +382,6 @@ def _shown(name: str) -> bytes:
 
 
 def _cause(code: int | None, why: str) -> str:
-    """Describe how a process died, for the log."""
     if code is None:
         return f"{why}, and it could not be ended"
     if code < 0:
@@ -440,7 +431,6 @@ class OutputLines:
                 self._pass_on(self._rest)
 
     def _readable(self) -> bool:
-        """Read once, and report whether something came."""
         if self._stream.closed:
             return False
         try:
@@ -465,7 +455,6 @@ class OutputLines:
         return True
 
     def _overwrite(self) -> None:
-        """Forget the states of the present line that have been written over."""
         *states, present = self._rest.split(b"\r")
         latest = next((state for state in reversed(states) if state), b"")
         self._rest = present or latest + b"\r"  # with nothing after it, it is what is seen
@@ -481,5 +470,4 @@ class OutputLines:
 
 
 def _last_state(line: bytes) -> bytes:
-    """Return what is seen in the end of a line that is written over."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]

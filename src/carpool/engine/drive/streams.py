@@ -176,7 +176,6 @@ class AsyncStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         n = len(self._requests)
         if n >= self._window.limit:
             return True
@@ -397,7 +396,6 @@ class ThreadStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         shared = self._shared
         if shared.n_read - shared.n_taken >= self._window.limit:
             return True
@@ -431,7 +429,6 @@ class ThreadStream:
         self._harvest()
 
     def _harvest(self) -> None:
-        """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
         n, nbytes = len(requests), 0
         while requests and requests[0].state == DONE:
@@ -456,7 +453,6 @@ class ThreadStream:
             self._shared.news.set()
 
     def _note_harvest(self, n: int, nbytes: int) -> None:
-        """Let as many in as the size of the last results allows."""
         window, shared = self._window, self._shared
         window.note_answers(n, nbytes)
         if window.is_heavy and not shared.heavy:
@@ -501,13 +497,11 @@ def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) ->
 
 
 def _answer_bytes(request: Request) -> int:
-    """Return how many bytes an answer holds that is there, as far as it matters."""
     result = request.result
     return 0 if type(result) in SCALARS else size_of(result)  # type: ignore[arg-type]
 
 
 def _outcome(request: Request) -> Any:
-    """Return the result of a request that is done, or its error as a value."""
     if request.error is not None:
         return error_of(request)
     try:

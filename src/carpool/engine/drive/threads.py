@@ -94,7 +94,6 @@ class ThreadWaiter:
             request.caller = self
 
     def answered(self, request: Request) -> None:
-        """Take note that one of the requests has its answer."""
         self.pending -= 1
 
 
@@ -175,7 +174,6 @@ class WakeQueue:
 
 
 def _wake_all(sleepers: WakeupLocks) -> bool:
-    """Release the locks that no other thread has released, and report whether there was any."""
     has_woken = False
     while sleepers:
         try:
@@ -221,7 +219,6 @@ class _OfLoop:
         self._n_threads = 0
 
     def add(self, loop: asyncio.AbstractEventLoop, awaited: _Awaited) -> None:
-        """Have a thread wait for a ticket."""
         with self._lock:
             self._awaited.append(awaited)
             if self._n_threads == self._most:
@@ -235,7 +232,6 @@ class _OfLoop:
             raise
 
     def _live(self) -> None:
-        """Wait in a thread for one ticket after the other, until there is none."""
         while True:
             with self._lock:
                 if not self._awaited:
@@ -246,7 +242,6 @@ class _OfLoop:
                 self._complete_others()
 
     def _is_done(self, mine: _Awaited) -> bool:
-        """Wait a moment for a ticket, and report whether it has ended."""
         try:
             if not mine.wait(mine.waiter, _LOOK_S):
                 return False
@@ -258,7 +253,6 @@ class _OfLoop:
         return True
 
     def _complete_others(self) -> None:
-        """Tell the tasks whose tickets were served before the thread's own."""
         with self._lock:
             served = [each for each in self._awaited if not each.waiter.pending]
             for each in served:
@@ -632,7 +626,6 @@ class LineDriver:
         return False
 
     def _run_batch(self, waiter: ThreadWaiter, slot: int, run: Run, until: float) -> bool:
-        """Run a batch with a slot that was claimed, and report whether there was one."""
         lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, waiter, until):
             self._change(line.give_up, slot)
@@ -660,7 +653,6 @@ class LineDriver:
         return batch is not None
 
     def _acquire(self, lock: ExecutionLock, waiter: ThreadWaiter, until: float) -> bool:
-        """Take the execution lock; False if it was not free by `until`."""
         now = self._clock()
         if until == AT_ONCE:  # a thread that leads at once waits for the lock like any other leader
             until = inf
@@ -699,7 +691,6 @@ class LineDriver:
                 leading.pop(thread, None)
 
     def _finish(self, line: Line, batch: Batch, outcome: BatchOutcome) -> None:
-        """Give the answers of a batch to their callers, and wake the next leader."""
         if line is not self._line:  # the function forked, and this is the child
             _answer_in_child(batch, outcome)
             return
@@ -779,7 +770,6 @@ class LineDriver:
     # -- changes of the line
 
     def _change(self, change: Callable[..., object], *arguments: object) -> None:
-        """Call a method of the line with its lock held, and wake whom it wants to be woken."""
         with self._lock:
             change(*arguments)
             woken = self._queue_wakeups_or_fail()
@@ -825,7 +815,6 @@ class LineDriver:
         return self._wake_queue.add(self._line.wake)
 
     def _fail_line(self, error: BaseException) -> NoReturn:
-        """Fail all that is in the line, and all that comes, for what the policy has raised."""
         self._fault = None
         what = f"{self._name} has failed: its policy raised {type(error).__name__}"
         logger.critical("%s: %s", what, text_of(error), exc_info=error)
@@ -835,7 +824,6 @@ class LineDriver:
         raise PolicyRaised
 
     def _has_failed(self, error: BaseException) -> bool:
-        """Report whether an error says that the line has failed; then all others are woken."""
         if not isinstance(error, PolicyRaised):
             return False
         self._wake_queue.wake_everybody()

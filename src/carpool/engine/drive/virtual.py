@@ -138,17 +138,14 @@ class VirtualStepWorker:
         self._is_lost = False
 
     def take(self, now: float, order: Order) -> None:
-        """Take an order, which is followed at the next boundary."""
         self._orders.append(order)
         if not self._is_busy:
             self._go_on(now)
 
     def lose(self) -> None:
-        """Die, with all that has not been reported."""
         self._is_lost = True
 
     def _go_on(self, now: float) -> None:
-        """Follow the orders that are there, and begin a step."""
         length = joined = 0
         while self._orders:
             order = self._orders.popleft()
@@ -162,7 +159,6 @@ class VirtualStepWorker:
         self._at(ends_at, lambda: self._end_step(ends_at, step_s, length, start_s))
 
     def _follow(self, order: Order) -> int:
-        """Do what an order says, and return the length of what it has started."""
         states, resting = self._states, self._resting
         self._seen, self._stop_when = order.number, order.stop_when
         for id in order.leave:
@@ -180,7 +176,6 @@ class VirtualStepWorker:
         return length
 
     def _end_step(self, now: float, step_s: float, length: int, start_s: float) -> None:
-        """Report a step, and go on if the last order allows for it."""
         if self._is_lost:
             return
         states = self._states
@@ -340,7 +335,6 @@ class VirtualDriver:
         return request
 
     def enter(self, request: Request) -> None:
-        """Have an existing request arrive now."""
         self._arrivals.append(request)
         self._notice()
 
@@ -379,7 +373,6 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Make a worker that was added ready, unless it is to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
@@ -413,7 +406,6 @@ class VirtualDriver:
             clock.advance_to(until)
 
     def _make_ready(self, stage: int, place: int) -> None:
-        """Add a worker that can take batches, or orders."""
         if isinstance(self.core.crews[stage], Stepper):
             self._stage_of_steps = stage
             if self._steps is None:
@@ -432,14 +424,12 @@ class VirtualDriver:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
-        """Have the core polled when this turn ends, since something has happened."""
         self._has_news = True
         end = self.clock.now + self._turn_s
         if end < self._wake_at:
             self._wake_at = end
 
     def _draw(self, until: float) -> None:
-        """Have the requests of the feed up to a moment arrive."""
         arrivals, feed = self._arrivals, self._feed
         while self._next is not None and self._next_at <= until:
             arrivals.append(self._next)
@@ -513,7 +503,6 @@ class VirtualDriver:
 
 
 def _shown(error: BaseException) -> CarpoolError:
-    """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
     shown = ModelError(named_text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))

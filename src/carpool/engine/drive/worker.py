@@ -111,7 +111,6 @@ class Loss(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """The text of the log."""
         return self.failure or self.why
 
 
@@ -170,7 +169,6 @@ class Launch:
         return self.cores[index % len(self.cores)]
 
     def env_of(self, index: int) -> Mapping[str, str]:
-        """Return the variables of a worker process, its index among them."""
         return {**self.declared_env_of(index), INDEX_VARIABLE: str(index)}
 
     def declared_env_of(self, index: int) -> Mapping[str, str]:
@@ -249,7 +247,6 @@ class Turnover:
         self._driver.worker_ready(self._stage, place)
 
     def take_back(self, place: int) -> None:
-        """End a newcomer that is not wanted any more."""
         if self._newcomers.pop(place, None) is not None:
             self._leave(place)
 
@@ -263,7 +260,6 @@ class Turnover:
     # -- workers that go
 
     def retire(self, place: int) -> None:
-        """Let a worker finish what it has, and end it. There is no successor in its place."""
         logger.info("worker %s is to go", self._about(place)["worker"], extra=self._about(place))
         self._leave(place)
 
@@ -288,7 +284,6 @@ class Turnover:
         return [place for place, future in going.items() if not future.done()]
 
     def _leave(self, place: int) -> None:
-        """Have a worker go, whatever its state."""
         record = self._roster.places[place]
         is_serving = record.state == PlaceState.READY and not record.is_new
         self._roster.leave(place)
@@ -332,7 +327,6 @@ class Turnover:
         self._driver.stats.stages[self._stage].gone(place)
 
     def fail(self, error: CarpoolError) -> None:
-        """Tell all who wait for a newcomer that none will be ready."""
         for future in self._newcomers.values():
             if not future.done():
                 _fail(future, error)

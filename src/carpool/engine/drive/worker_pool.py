@@ -108,12 +108,10 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are alive."""
         return list(self.pids_by_place.values())
 
     @property
     def pids_by_place(self) -> dict[int, int]:
-        """The process id of each worker that is alive and has a process."""
         return {place: worker.pid for place, worker in list(self._workers.items()) if worker.pid is not None}
 
     # -- what they work on
@@ -162,7 +160,6 @@ class WorkerPool:
             self._timer = self._loop.call_later(when - now, self._driver.start_workers)
 
     def _log_waiting(self, waiting: int) -> None:
-        """Say once in the log that workers wait until others have loaded."""
         if waiting and not self._has_waiting:
             what = "1 worker" if waiting == 1 else f"{waiting} workers"
             text = (
@@ -241,7 +238,6 @@ class WorkerPool:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
     def _changed_state(self, place: int, frame: Frame) -> None:
-        """Take note of a new state of a worker; one that is ready takes batches from now on."""
         record = self.roster.places[place]
         if record.is_guest and record.state == PlaceState.READY and frame.payloads[0] == LEAVING:
             self.turnover.retire(place)
@@ -263,7 +259,6 @@ class WorkerPool:
             self._driver.start_workers()
 
     def _log_readiness(self, place: int) -> None:
-        """Log that a worker is ready, the first one of its place or the successor of a lost one."""
         now, lost_at = self._driver.clock(), self._lost_at.pop(place, None)
         if lost_at is None:
             text, since = "worker %s is ready after %.2f s", self._began[place]
@@ -303,7 +298,6 @@ class WorkerPool:
             self._fail(why)
 
     def kill_all(self) -> None:
-        """End every worker now."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.kill()
@@ -322,7 +316,6 @@ class WorkerPool:
         self._workers.clear()
 
     def drained(self, place: int) -> None:
-        """End a worker that was to go and has nothing left to do."""
         self.turnover.drained(place)
 
     async def stop(self, grace_s: float) -> None:
@@ -356,7 +349,6 @@ class WorkerPool:
         stats.sent_metrics.ended(place)
 
     def _do_without(self, place: int, why: str) -> None:
-        """Do what follows from the loss of a worker."""
         record, loss = self.roster.places[place], self._loss_of(place, why)
         if loss.state == PlaceState.HUNG:
             self.roster.is_gone(place)  # all else has been done when it was given up
@@ -382,7 +374,6 @@ class WorkerPool:
             self._low.popitem()[1].end()
 
     def _loss_of(self, place: int, why: str) -> Loss:
-        """Take a lost worker out, and return what is known of its end."""
         label, state, stats = self._label(place), self.roster.places[place].state, self._driver.stats.stages[self.stage]
         worker = self._workers.pop(place)
         self._low.pop(place, None)
@@ -393,7 +384,6 @@ class WorkerPool:
         return Loss(place, label, worker, state, why, failure)
 
     def _lost_of_ours(self, loss: Loss) -> None:
-        """Take note of the end of a worker that had been ready, and start its successor."""
         self._lost_at.setdefault(loss.place, self._driver.clock())
         if loss.state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", loss.label, loss.cause, extra=self._about(loss.place))
@@ -404,7 +394,6 @@ class WorkerPool:
         self._driver.start_workers()
 
     def _lost_newcomer(self, loss: Loss) -> None:
-        """Take note of the end of a worker that was not admitted yet, for who waits for it."""
         about = self._about(loss.place)
         logger.error("worker %s is lost before it had anything to do: %s", loss.label, loss.cause, extra=about)
         text = loss.failure or self._died(loss.place, "while loading", loss.why)
@@ -457,7 +446,6 @@ class WorkerPool:
             self._hand_back(place, worker.has_unread_batch)
 
     def _forget(self, place: int, cause: str) -> None:
-        """Remove the place of a worker that has no successor there."""
         self._unread_by(place)
         for by_place in (self._began, self._failure, self._lost_at):
             by_place.pop(place, None)
@@ -482,7 +470,6 @@ class WorkerPool:
         return not any(request in before for request in had)
 
     def _fail(self, cause: str) -> None:
-        """Fail the stage after too many deaths: no worker is started any more."""
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last, extra={**self._about(), "code": "stage_failed"})
@@ -493,7 +480,6 @@ class WorkerPool:
     # -- the log
 
     def _about(self, place: int | None = None) -> dict[str, str]:
-        """Return the fields of a log line about the stage, or about one of its workers."""
         about = {"model": self._driver.stats.name, "stage": self.name}
         if place is not None:
             stats = self._driver.stats.stages[self.stage]
@@ -503,7 +489,6 @@ class WorkerPool:
         return about
 
     def _label(self, place: int) -> str:
-        """Return a worker's name for the log."""
         where = self._workers[place].where
         return self._about(place)["worker"] + (f" ({where})" if where else "")
 

@@ -252,7 +252,6 @@ class BatchAnswerer:
         return indices, results, took_s
 
     def failed_example(self, i: int, failed: Failed) -> ExampleError:
-        """Return the error for an example that has failed in its model."""
         _, report = outcome_of(failed.error)
         n = len(self.traits.examples)
         text = f"example {i + 1} of {n} does not run through its model: {report.message}"
@@ -316,12 +315,10 @@ class BatchAnswerer:
 
     @property
     def _answers(self) -> bool:
-        """Whether results are answers, at one of the spots."""
         return any(Goes.ANSWER in spot.goes or Goes.PART in spot.goes for spot in self._spots)
 
     @property
     def _of_examples(self) -> _Writing:
-        """How the results of examples are written."""
         if self._usual is not None:
             return self._usual
         return self._writings[Goes.ANSWER if self._answers else Goes.ON]
@@ -329,7 +326,6 @@ class BatchAnswerer:
     # -- a batch
 
     async def answer(self, frame: Frame) -> Frame:
-        """Return the reply to a batch, with the items in the order of the batch."""
         started = monotonic()
         self.trouble = []
         reply = Frame(FrameKind.REPLY, frame.batch_id, frame.ids)
@@ -339,7 +335,6 @@ class BatchAnswerer:
         return reply
 
     async def _answer(self, frame: Frame, started: float, reply: Frame) -> None:
-        """Put outcomes and results of a batch into its reply."""
         until = max(frame.deadlines)
         again = self._again(frame, until)
         alike = self._decode_alike(frame, started)
@@ -428,9 +423,6 @@ class BatchAnswerer:
         return again
 
     async def _decode_each(self, frame: Frame, now: float, until: float, trouble: list[Trouble]) -> list[Any]:
-        """Return the values of a batch's items, with `Failed` for those that cannot be read or have
-        expired.
-        """
         values: list[Any] = []
         for format, deadline, body in zip(frame.formats, frame.deadlines, frame.payloads, strict=True):
             try:
@@ -481,7 +473,6 @@ class BatchAnswerer:
             return self._main.read_again(self._decoders[OBJECT], body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any], until: float, trouble: list[Trouble]) -> None:
-        """Read items in the model's own format, with one call of its `decode` for all of them."""
         positions = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in positions]
         decoded = await self._invoker.call_together(self._decode_bodies, bodies, trouble, positions, until)
@@ -499,7 +490,6 @@ class BatchAnswerer:
             raise _as_parser_error(error) from error
 
     async def _adapt(self, i: int, formats: bytes, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Return the values, with those that are for one adapter made into items by it."""
         own = [adapted(format, i) for format in (JSON, MSGPACK, RAW)]
         places = [place for place, format in enumerate(formats) if format in own]
         made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], trouble)
@@ -531,7 +521,6 @@ class BatchAnswerer:
             await self._encode_all(results, accepts, until, reply, usual, kinds)
 
     async def _encode_turns(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
-        """Put outcomes and payloads into the reply where results go different ways."""
         groups: dict[_Writing, list[int]] = {}
         outcomes, values = bytearray(len(results)), list(results)
         has_spots = len(self._spots) > 1
@@ -630,7 +619,6 @@ class BatchAnswerer:
         return bytes(formats)
 
     def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame, writing: _Writing) -> None:
-        """Put outcomes and payloads of results into the reply, without the model's `encode`."""
         if not self._write_alike(results, accepts, kinds, reply, writing.encoders):
             self._write_each(results, accepts, reply, writing.encoders)
 
@@ -677,9 +665,6 @@ class BatchAnswerer:
         return True
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
-        """Write the results for one of the model's own formats, with one call of its `encode` for
-        all of them.
-        """
         positions = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
         values = [results[i] for i in positions]
         content_type = self.traits.produces[format - CUSTOM]
@@ -699,7 +684,6 @@ class BatchAnswerer:
 
 
 def _without_turn(result: Any) -> Any:
-    """Return a result without what says where it goes."""
     if type(result) is Done:
         return result.answer
     return result.item if type(result) is To else result
@@ -726,7 +710,6 @@ def _as_list(value: Any) -> payload.Payload:
 
 
 def _reader(format: int, taken: Any) -> Callable[[Any], Any]:
-    """Make a function that reads bodies of a format as values of a type."""
     if format > CUSTOM:
         format, _ = without_adapter(format)
     if format == RAW:

@@ -59,7 +59,6 @@ class ItemGenerators:
         return parts
 
     async def stop(self, generator: Any) -> None:
-        """Close a generator."""
         await _close(generator)
 
     async def _next(self, generator: Any) -> Any:
@@ -150,7 +149,6 @@ class BatchGenerators:
             await _close(group.generator)
 
     async def _advance(self, group: _Group) -> None:
-        """Take the next list from a generator, or the end of all that still run."""
         n = len(group.kept)
         if hasattr(group.generator, "take"):
             yielded = group.generator.take()
@@ -211,7 +209,6 @@ class Beside:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def apart(self, generator: Any, own: Own) -> Apart:
-        """Return what runs a generator in a task of its own."""
         return Apart(generator, own, self._tasks)
 
     def end(self) -> None:
@@ -292,7 +289,6 @@ class Apart:
         return part
 
     async def aclose(self) -> None:
-        """Cancel what it awaits, and close it."""
         if self._task is not None:
             import asyncio
 

@@ -32,7 +32,6 @@ def main() -> None:
 
 
 def _listen(parent: int, groups: set[int]) -> bool:
-    """Keep the set of groups up to date; return whether they must be killed in the end."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     try:  # noqa: SIM105

@@ -70,7 +70,6 @@ class ParentSocket:
         self._pid = os.getpid()
 
     def take_place(self, setup: Setup) -> None:
-        """Make this process the worker that a setup describes."""
         multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
         faults.connection, self.send_fault = self.sock, faults.sending(setup.place)
         self.receive_fault = faults.at("worker.mid_recv", setup.place)
@@ -115,7 +114,6 @@ class ParentSocket:
         return True
 
     def send(self, frame: Frame) -> None:
-        """Write one whole frame."""
         if os.getpid() != self._pid:
             _end_fork()
         encoded = encode(frame)
@@ -137,7 +135,6 @@ class ParentSocket:
 
 
 def main() -> None:
-    """Run the worker process."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     _prepare(parent)
     sock = socket.socket(fileno=fd)
@@ -153,7 +150,6 @@ def main() -> None:
 
 
 def _prepare(parent: int) -> None:
-    """Set up signals, output and the end of the process, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
     # SIGTERM reaches the parent as well, since some supervisors send it to all processes; what user
     # code starts must not inherit that it is ignored
@@ -223,7 +219,6 @@ def _watch(fd: int, parent: int) -> None:
 
 
 async def _live(connection: ParentSocket) -> None:
-    """Become the worker that the first frame describes."""
     frame = await connection.receive()
     if frame is None:
         return

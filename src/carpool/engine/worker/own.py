@@ -118,7 +118,6 @@ def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> An
 
 
 def _fields(kind: type) -> Sequence[str] | None:
-    """Return the names of a record's fields; None if it is no record."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
@@ -207,7 +206,6 @@ class FailureReports:
         self._room = _ROOM_FOR_CAUSES
 
     def report(self, position: int, failed: Failed) -> tuple[Outcome, bytes]:
-        """Return what became of an item, and the packed report of it."""
         if failed not in self._reports:
             self._reports[failed] = self._pack(failed.error)
         outcome, body, body_with_cause = self._reports[failed]
@@ -268,7 +266,6 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
 
 
 def _details_of(error: ValidationError) -> list[Detail]:
-    """Return the details of an error; none if its class is the user's and does not provide them."""
     try:
         return details.sanitized(error.details)
     except BaseException:
@@ -283,7 +280,6 @@ def _cause_of(error: BaseException) -> BaseException | None:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's first frame on."""
     tb = error.__traceback__
     while tb is not None and _is_own(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
@@ -442,7 +438,6 @@ class Spot:
 
 
 def choosers(spots: Sequence[Spot]) -> list[Callable[[Any], str]]:
-    """Return the functions by which results at some spots find their ways."""
     found, ways = [], [spot.ways for spot in spots if spot.ways is not None]
     while ways:
         each = ways.pop()

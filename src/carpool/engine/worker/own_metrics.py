@@ -71,7 +71,6 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def families_of(registry: Any) -> list[Family]:
-    """Return the user's metrics in a registry of prometheus_client."""
     collectors = getattr(registry, "_names_to_collectors", {})
     return [
         Family(
@@ -124,7 +123,6 @@ class OwnMetrics:
         threading.Thread(target=write_and_wait, daemon=True).start()
 
     def write(self) -> None:
-        """Give the metrics away if they have changed."""
         self._is_due = False
         with self._lock:
             try:

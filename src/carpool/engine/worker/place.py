@@ -63,7 +63,6 @@ def enter_context(place: int) -> None:
 
 
 def enter_process(place: int) -> None:
-    """Take note of the worker that this process is."""
     global _of_process
     _of_process = place
 
@@ -74,7 +73,6 @@ Cores = frozenset[int]
 
 
 def can_pin() -> bool:
-    """Report whether this system can tie a process to cores."""
     return hasattr(os, "sched_setaffinity")
 
 
@@ -84,7 +82,6 @@ def current_cores() -> Cores | None:
 
 
 def available_cores() -> int:
-    """Return on how many cores this thread may run."""
     return len(current_cores() or ()) or os.cpu_count() or 1
 
 
@@ -197,7 +194,6 @@ def _folders(mount: Path, group: str) -> Iterator[Path]:
 
 
 def _limit_v2(folder: Path) -> float | None:
-    """Return the limit of a group in version 2 of control groups."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -206,7 +202,6 @@ def _limit_v2(folder: Path) -> float | None:
 
 
 def _limit_v1(folder: Path) -> float | None:
-    """Return the limit of a group in version 1 of control groups."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         return None if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
@@ -301,7 +296,6 @@ def decide_threads(
 
 
 def _share(cores: int, workers: int) -> int:
-    """Return how many threads each worker gets if the user has set nothing."""
     return max(1, cores // workers)
 
 
@@ -389,7 +383,6 @@ def _mapped(name: str, visible: Sequence[str], exported: str) -> str:
 
 
 def _parse(entry: Any) -> str:
-    """Return a device, or a list of devices, as `CUDA_VISIBLE_DEVICES` names it."""
     if isinstance(entry, Sequence) and not isinstance(entry, str | bytes):
         if not entry:
             raise ValueError("devices gives a worker an empty list: name at least one device for each")

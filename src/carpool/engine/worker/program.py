@@ -312,13 +312,11 @@ def _cloudpickle() -> Any:
 
 
 def _main_file() -> str | None:
-    """Return the file of this process's main program, if there is one that can be run again."""
     file = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" is none
     return os.path.abspath(file) if file and os.path.exists(file) else None
 
 
 def _is_of_main(value: Any) -> bool:
-    """Report whether a function, a class or an object's class is defined in the main program."""
     return (
         getattr(value if isinstance(value, type | types.FunctionType) else type(value), "__module__", "") == "__main__"
     )
@@ -338,7 +336,6 @@ signal as a JVM's.
 
 
 def process_name(stage: str, place: int) -> str:
-    """Return the name of a worker's process, thread or task."""
     return f"carpool {stage}/{place}"
 
 

@@ -187,7 +187,6 @@ class RemoteSocket(ParentSocket):
                 self.send_metrics()
 
     def send_metrics(self) -> None:
-        """Send the metrics of the model's own, if they have changed."""
         self._metrics_due_at = inf
         if self._metrics is not None:
             self._metrics.write()
@@ -214,7 +213,6 @@ class RemoteSocket(ParentSocket):
             os.read(self._signals, 64)  # the signal has been handled since
 
     def _send_metrics(self, data: bytes) -> None:
-        """Send metrics, unless they are more than a service takes."""
         if len(data) <= MAX_METRICS_BYTES:
             self.send(Frame(FrameKind.METRICS, ids=[0], formats=b"\0", payloads=[data]))
         elif not self._is_too_much:
@@ -231,7 +229,6 @@ class RemoteSocket(ParentSocket):
 
 
 def _connected(way: Way, wait_s: float) -> socket.socket:
-    """Return a connection that nothing has been said on. Raises OSError."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -264,7 +261,6 @@ def _connect(way: Way) -> socket.socket:
 
 
 def _introduce(sock: socket.socket, token: bytes, me: Hello) -> None:
-    """Prove to the service that this is a worker of its, and have it prove itself."""
     nonce = handshake.read_greeting(_exactly(sock, handshake.GREETING_BYTES))
     own_nonce = secrets.token_bytes(handshake.NONCE_BYTES)
     sock.sendall(handshake.hello(me, token, nonce, own_nonce))
@@ -307,8 +303,6 @@ async def _live(link: RemoteSocket, read_setup: ReadSetup) -> None:
 
 @contextlib.contextmanager
 def _leaving_on_signals(link: RemoteSocket) -> Iterator[None]:
-    """Have the worker leave in good order on SIGTERM and Ctrl-C, inside the block."""
-
     def leave(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         link.leave()

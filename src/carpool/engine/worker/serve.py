@@ -221,7 +221,6 @@ async def _load(
     same_process: bool,
     beside: Beside | None,
 ) -> BatchAnswerer | StepAnswerer | None:
-    """Load the model and warm it up; report it and return None if that fails."""
     _send_state(link, "loading")
     what_failed = "its model could not be imported"
     try:
@@ -292,7 +291,6 @@ async def _warm_up(answerer: BatchAnswerer, steps: StepAnswerer | None, setup: S
 
 
 def _send_failure(link: Link, setup: Setup, what_failed: str, error: BaseException) -> None:
-    """Report that the worker could not start: what failed, and with which error."""
     if type(error) is ExampleError:
         what_failed, traceback = str(error), error.traceback
     else:
@@ -303,7 +301,6 @@ def _send_failure(link: Link, setup: Setup, what_failed: str, error: BaseExcepti
 
 
 def _send_state(link: Link, state: str, *more: bytes) -> None:
-    """Report how far the start-up has come, and what was learned from it."""
     n = 1 + len(more)
     link.send(Frame(FrameKind.STATE, ids=[0] * n, formats=bytes(n), payloads=[state.encode(), *more]))
 
@@ -328,7 +325,6 @@ def _all_failed(frame: Frame, error: BaseException, same_process: bool) -> Frame
 
 
 def _send_reply(link: Link, reply: Frame) -> None:
-    """Send a reply as one message, or as several if it is too large for one."""
     try:
         link.send(reply)
     except FrameError:  # nothing has been sent
@@ -340,7 +336,6 @@ def _send_reply(link: Link, reply: Frame) -> None:
 
 
 def _as_unsendable(reply: Frame, error: FrameError) -> Frame:
-    """Return the reply in which every item has failed because its result could not be sent."""
     report = FailureReport(f"the result cannot be sent: {error}", "FrameError")
     n = len(reply.ids)
     return Frame(
@@ -403,7 +398,6 @@ class _HeldBack:
         self._held: list[str] | None = []
 
     def write(self, text: str) -> int:
-        """Keep a text, or pass it on."""
         if self._held is None:
             return self._real.write(text)
         self._held.append(text)
@@ -474,7 +468,6 @@ class StepAnswerer:
 
     @property
     def has_running(self) -> bool:
-        """Whether there is a stream to step."""
         return self._runner.has_running
 
     async def follow(self, frame: Frame) -> tuple[wire.OrderHead, Outs]:
@@ -490,7 +483,6 @@ class StepAnswerer:
         return order, outs
 
     async def step(self) -> Outs:
-        """Make one step, and return what has come of it."""
         return await self._runner.step()
 
     async def stop_all(self) -> None:
@@ -500,7 +492,6 @@ class StepAnswerer:
     # -- streams that join
 
     async def _rows_of(self, joining: list[wire.Joining]) -> tuple[list[Row], Outs]:
-        """Return the streams that can be started, and the failures of the others."""
         rows: list[Row] = []
         outs = Outs()
         values = await self._values_of(joining) if joining else []
@@ -524,7 +515,6 @@ class StepAnswerer:
         return value
 
     async def _values_of(self, joining: list[wire.Joining]) -> list[Any]:
-        """Return the items of streams as `start` gets them, with `Failed` for those that fail."""
         n = len(joining)
         items = Frame(
             FrameKind.BATCH,
@@ -591,7 +581,6 @@ class StepAnswerer:
         return packed
 
     async def _pack_one(self, row: Row, kind: int, value: Any, raw: Any, packed: Outs) -> None:
-        """Add what has come of a stream that has not failed."""
         if kind in (wire.END, wire.BACK):
             packed.add(row, kind, b"", 0)
         elif kind == wire.LAST and row.takes != wire.TAKES_PARTS:
@@ -661,7 +650,6 @@ class StepAnswerer:
         return timings
 
     async def _example(self, i: int) -> Any:
-        """Return an example as `start` gets it, or `Failed`."""
         (value,) = await self._invoker.preprocess(self.batches.examples([i]), [])
         return value
 
@@ -744,7 +732,6 @@ def _frame_of(packed: Outs, number: int, measures: Measures, stopped: bool) -> F
 
 
 def _send_report(link: Link, number: int, measures: Measures, packed: Outs, stopped: bool, waited_s: float) -> None:
-    """Send a report as one frame, or as several if it is too large for one."""
     frame = _frame_of(packed, number, measures, stopped)
     frame.waited_s = waited_s
     if frame.causes:
@@ -764,7 +751,6 @@ def _send_report(link: Link, number: int, measures: Measures, packed: Outs, stop
 
 
 def _step_model(invoker: Invoker, retrier: Retrier, beside: Beside | None) -> StepModel:
-    """Return what is stepped: the model itself, or its generators."""
     own = partial(own_part, handed_on=hasattr(invoker.instance, "postprocess"))
     form = invoker.traits.form
     if form is Form.STEPS:

@@ -161,42 +161,35 @@ class Outs:
 
     @property
     def ids(self) -> list[int]:
-        """The streams, by id."""
         return [row.id for row in self.rows] if self.lineup is None else self.lineup.ids
 
     @property
     def has_ends(self) -> bool:
-        """Whether one of the streams is out of the set."""
         return self.kinds.count(wire.MORE) != len(self.kinds)
 
     def add(self, row: Row, kind: int, value: Any = None, kept: Any = None) -> None:
-        """Add what has come of a stream."""
         self.rows.append(row)
         self.kinds.append(kind)
         self.values.append(value)
         self.kept.append(kept)
 
     def add_all(self, rows: Sequence[Row], kind: int, value: Any = None) -> None:
-        """Add the same of several streams."""
         for row in rows:
             self.add(row, kind, value)
 
     def extend(self, others: Outs) -> None:
-        """Add what has come later."""
         self.rows += others.rows
         self.kinds += others.kinds
         self.values += others.values
         self.kept += others.kept
 
     def then(self, later: Outs) -> Outs:
-        """Return what has come so far and what has come later, in one."""
         if not self.values:
             return later
         self.extend(later)
         return self
 
     def part(self, begin: int, end: int) -> Outs:
-        """Return some of it, which is packed."""
         some = Outs()
         some.rows, some.kinds = self.rows[begin:end], self.kinds[begin:end]
         some.values, some.kept = self.values[begin:end], self.kept[begin:end]
@@ -269,7 +262,6 @@ class Runner:
 
     @property
     def has_running(self) -> bool:
-        """Whether there is a stream to step."""
         return bool(self._running)
 
     def __len__(self) -> int:
@@ -278,7 +270,6 @@ class Runner:
     # -- between two steps
 
     async def follow(self, order: wire.OrderHead, joining: list[Row]) -> Outs:
-        """Do what an order says, and return what has come of the streams that join."""
         began = self._begin_boundary()
         for id in order.leave:
             await self.leave(id)
@@ -296,7 +287,6 @@ class Runner:
         return outs
 
     async def step(self) -> Outs:
-        """Make one step of all streams that are not paused, and return what has come of them."""
         began = self._begin_boundary()
         self._steps += 1
         if self._has_apart:
@@ -310,7 +300,6 @@ class Runner:
         return outs
 
     async def leave(self, id: int) -> None:
-        """Stop a stream, if it is in the set."""
         row = self._running.get(id) or self._paused.get(id)
         if row is not None:
             await self._stop(row)
@@ -331,7 +320,6 @@ class Runner:
                 await self._begin_alike(alike, outs)
 
     async def _begin_alike(self, rows: list[Row], outs: Outs) -> None:
-        """Start all of these rows, or resume all of them, in one call."""
         began = self._retrier.clock()
         n = len(rows)
         try:
@@ -362,7 +350,6 @@ class Runner:
             del why  # it holds this frame
 
     async def _begin_in_parts(self, rows: list[Row], error: BaseException, outs: Outs) -> None:
-        """Start rows again in halves, after starting all of them has raised."""
         older, newer = _halves(rows)
         if self._retrier.means_out_of_memory(error):
             release_memory(error)
@@ -505,7 +492,6 @@ class Runner:
         return self._retrier.clock()
 
     def _charge_since(self, began: float) -> None:
-        """Charge the time to the budget for running again, if anything was run again."""
         if self._has_run_again:
             self._retrier.charge(self._retrier.clock() - began)
 
@@ -599,7 +585,6 @@ class Runner:
         return value
 
     async def _end(self, row: Row, outs: Outs) -> None:
-        """End a row without a part, but with its whole answer if its caller takes that."""
         await self._stop(row)
         if row.takes == wire.TAKES_PARTS:
             outs.add(row, wire.END)
@@ -636,7 +621,6 @@ class Runner:
         return returned
 
     async def _stop(self, row: Row) -> None:
-        """Take a row out of the set, and have the model let go of its state."""
         self._lineup = None
         if self._running.pop(row.id, None) is None:
             self._paused.pop(row.id, None)
