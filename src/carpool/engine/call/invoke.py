@@ -38,8 +38,7 @@ class Invoker:
         traits: What `traits_of` read off it.
         retrier: Makes batch calls, and makes them again where they fail.
         batched: Whether `predict` takes a list.
-        before_next_call: Called before each call of a batch but the first; None if nothing is to be
-            called.
+        before_next_call: Called before each call of a batch but the first.
         allowed_batch_sizes: Numbers of items that `predict` is called with, rising; smaller batches
             are padded. None for any number.
         in_predict: Called as each call of `predict` begins, as part of it.
@@ -313,17 +312,11 @@ class Invoker:
         handed_on: bool = False,
         waits: bool = False,
     ) -> list[Any]:
-        """Call `step` for each item that has not failed, by itself.
+        """Call `step`, user code, for each item that has not failed, by itself.
 
         What a call has returned is copied before the next one, which may fill the same memory.
-
-        Args:
-            step: User code.
-            values: The items.
-            trouble: Whatever happens besides is appended to this.
-            handed_on: Whether what it returns only goes to the next hook.
-            waits: Whether user code is called before all of it is read, so that the last result is
-                copied, too.
+        `handed_on` says that it only goes to the next hook, and `waits` that user code is called
+        before all of it is read, so that the last result is copied, too.
         """
         done: list[Any] = []
         made = -1  # the position of the last result that may change

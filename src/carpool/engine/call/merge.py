@@ -68,14 +68,7 @@ def merge_with(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
     """Return a function over a list of chunks that merges and splits them with the user's own
-    functions.
-
-    Args:
-        function: Takes one merged input.
-        is_async: Whether `function` is `async def`.
-        merge: The user's merge function.
-        split: The user's split function.
-        count: Gives the row count of a chunk.
+    functions, and counts their rows with `count`.
     """
 
     def prepare(chunks: list[Any]) -> MergedCall:

@@ -89,8 +89,6 @@ class Retrier:
         clock: Monotonic seconds.
 
     Attributes:
-        may_wait: Whether there is an event loop on which async user code can wait.
-        own: See there.
         most_probes: How many items of the next suspect batch are tried by themselves.
         odd_count: How many results a call has returned that was to return another number, until a
             call of several items has shown that it returns one for each; None if there is none.
@@ -180,16 +178,8 @@ class Retrier:
         """Make a call for a whole batch where nothing waits.
 
         A part of the fast path `calls_now`: the same outcome as that of `call`, without a
-        coroutine.
-
-        Args:
-            function: Takes a list and returns as many results.
-            items: At least one.
-            trouble: Whatever happens besides is appended to this.
-            announced: Returns what takes the place of `function` where the call is made again in
-                parts; None if nothing does.
-            until: The time from which nobody waits for the results.
-            again: See `call`.
+        coroutine. `announced` returns what takes the place of `function` where the call is made
+        again in parts.
         """
         returned: Any
         part: Any = items[:]

@@ -15,6 +15,7 @@ from carpool.errors import CarpoolError
 
 class Batch:
     """Requests that one worker runs together.
+
     Attributes:
         id: Unique within its stage.
         stage: The position of its stage.
@@ -161,6 +162,7 @@ DONE_EARLY: Final = object()
 
 class Reply:
     """The answers of one worker to a batch, or to a part of it.
+
     Attributes:
         ids: The requests that are answered, all of the batch or some of it.
         results: One for each of `ids`; where there is an error, the result does not matter.
@@ -201,12 +203,8 @@ class Reply:
 
 
 class Expiry(NamedTuple):
-    """A request whose deadline has passed.
-
-    Attributes:
-        request: Is now done, and has no answer yet.
-        started: When it was handed to a worker; None if it was not.
-        hint: What else stands in the error.
+    """A request whose deadline has passed: it is now done, and has no answer yet. `started` is when
+    it was handed to a worker, None if it was not, and `hint` what else stands in the error.
     """
 
     request: Request
@@ -215,11 +213,8 @@ class Expiry(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What a crew's `attend` has found.
-
-    Attributes:
-        expired: The requests whose deadlines have passed.
-        hung: The places of the workers that hang.
+    """What a crew's `attend` has found: the requests whose deadlines have passed, and the places of
+    the workers that hang.
     """
 
     expired: list[Expiry]
@@ -228,6 +223,7 @@ class Attention(NamedTuple):
 
 class Gone(NamedTuple):
     """What has become of the requests of a worker that is gone.
+
     Attributes:
         failed: Those that are not run again, each with its error; they are not done yet.
         alone: Those that wait again, each to be run alone.
@@ -244,6 +240,7 @@ class Gone(NamedTuple):
 
 class Todo:
     """The work that a poll of the core returns for its driver.
+
     Attributes:
         run: Batches to send to their workers; do this first, the workers are idle, or nearly so.
         answer: Requests whose answers are to be delivered.

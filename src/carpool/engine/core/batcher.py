@@ -1,4 +1,5 @@
 """The batcher of one stage: its workers, what they have been handed, and what goes next.
+
 Its promises, whatever the policy says: no batch is larger than the limit, no request is dispatched
 after its deadline, and a reply is paired with a request only if that worker was given that request
 in that batch. What waits is the lobby's affair (`core/lobby.py`).
@@ -28,6 +29,7 @@ from carpool.engine.request import DONE, RUNNING, Request
 
 class Batcher:
     """The workers of one stage that answers in batches.
+
     Args:
         name: As for `Lobby`.
         policy: As for `Lobby`.
@@ -141,6 +143,7 @@ class Batcher:
 
     def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
         """Note that a worker is gone; return what becomes of its batch, None if it had none.
+
         Args:
             now: The time.
             place: The position of the worker.
@@ -185,6 +188,7 @@ class Batcher:
     ) -> None:
         """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted. A
         worker reports them before it replies.
+
         Args:
             place: The position of the worker.
             batch_id: Its batch.
@@ -221,6 +225,7 @@ class Batcher:
         self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
     ) -> Sequence[Request | None]:
         """Note that a worker has answered the requests `ids`, and return these requests.
+
         They are in the order of `ids`; None stands where an id is double or was never asked for.
         Only those that are still running are to have their answers: for the others it is late.
 
@@ -379,6 +384,7 @@ class Batcher:
 
     def lone_done(self, place: int, began: float, now: float, busy_s: float, ok: bool) -> None:
         """Note that a request was let go by `lets_go`, and is done.
+
         A part of the fast paths `lone_call` and `lent_worker`: the same outcome as that of `enter`,
         `next_batch` and `completed`, see tests/batch_function/test_alone.py.
         """
@@ -395,6 +401,7 @@ class Batcher:
     def lend(self, now: float, deadline: float, slo_s: float) -> int | None:
         """Take out the worker that would be next, for lone requests that go at once by `lets_go`,
         and return its place; None if a lone request would have to wait.
+
         While it is away, all is as with one worker less, and `lone_done` may be called at any time
         later. Once something waits that no other worker is free for, it should come back
         (`Todo.recall`).
@@ -431,6 +438,7 @@ class Batcher:
 
     def poll(self, now: float, room: float, todo: Todo, dropped: list[tuple[Request, str]]) -> None:
         """Put the batches to run now on the list of what a driver must do; see `next_batch`.
+
         `room` is how many requests workers may have in all, as there is room for their results.
         """
         while (batch := self.next_batch(now, room - self.running, dropped)) is not None:
@@ -438,6 +446,7 @@ class Batcher:
 
     def next_batch(self, now: float, room: float, dropped: list[tuple[Request, str]]) -> Batch | None:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
+
         Args:
             now: The time.
             room: How many requests may be handed to workers, as there is room for their results.

@@ -7,19 +7,17 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
   `DONE` is entered once, and `core/transit.py` hands the request out;
 * an error in any stage goes straight back to its caller;
 * only the doors of a service refuse (`core/flow.py`), and switches that are declared to
-  (`Onward.refuses`); behind the doors nodes give room to each other: a batch goes to a worker only
-  when there is room for its results (`core/graph.py`);
+  (`Onward.refuses`); behind the doors a batch goes to a worker only when there is room for its
+  results (`core/graph.py`);
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers
-  all that are inside.
+* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers all that
+  are inside.
 
-What becomes of results stands in `core/transit.py`. Requests that may have killed their worker are
-suspects (`core/lobby.py`); what the worker cannot have looked at waits again as if it had not
-been taken. A stream goes on only where its model can resume it.
-
-Where no request can arrive any more (`_is_last_call`), the batcher takes the requests that its
-policy holds back. Policies are called before a change of a request or after it is complete, so
-`abort` finds every request: at a door, in a queue or in a batch.
+What a lost worker cannot have looked at waits again as if it had not been taken. A stream goes on
+only where its model can resume it. Where no request can arrive any more (`_is_last_call`), the
+batcher takes the requests that its policy holds back. Policies are called before a change of a
+request or after it is complete, so `abort` finds every request: at a door, in a queue or in a
+batch.
 """
 
 from __future__ import annotations
@@ -44,6 +42,7 @@ from carpool.errors import CarpoolError
 
 class Core:
     """The stages of one driver, and its services.
+
     Args:
         crews: Of the stages; their order is the numbers of the stages.
         declared: What the graph of the first service is made of; a line of all stages if it is not
@@ -96,6 +95,7 @@ class Core:
     ) -> Flow:
         """Add a service over the stages, and return it; nothing may wait in them yet. The arguments
         are those of the class.
+
         Raises:
             ValueError: A stage that answers in parts is not the last one.
         """
@@ -224,6 +224,7 @@ class Core:
         self, batcher: Batcher, place: int, request: Request | None = None, began: float = 0.0, id: int = 0
     ) -> Batch | None:
         """Have a worker back that `Batcher.lend` took out; poll then.
+
         Args:
             batcher: Of the only stage.
             place: The worker's.
@@ -381,6 +382,7 @@ class Core:
 
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
+
         What it owed is run once more, each request alone, so that one which kills workers is found
         and harms no other; it fails if it must not be run again, or was the only one that a worker
         had when this happened once more.

@@ -6,10 +6,6 @@ admitted as a whole.
 Those at a door are patient requests for which there was no room where they begin. There is one door
 for each place at which the graph may begin. A request of a higher priority may displace some of a
 full queue: they are refused after all, or go back to the door.
-
-Deadlines of arrivals are judged one by one (`_admit_at_once`) only where the earliest deadline of a
-turn's arrivals is nearer than the wait behind all of them and a usual batch, or where the policy
-predicts waits itself.
 """
 
 from __future__ import annotations
@@ -43,18 +39,13 @@ class Flow:
 
     Attributes:
         graph: Its nodes.
-        slo_s: As given; infinity if it is not.
-        content: As given.
-        measure: That of the content.
         doors: Where requests wait for room, one for each place at which they may begin.
         on_the_way: Where its requests are between two nodes.
         closed_because: Why new requests are refused; None while they are not.
         is_held: Whether requests wait at the doors for now, of a graph that is no line.
-        admitted: How many requests have been admitted.
+        admitted: How many requests have been admitted; of these, `answered` have been, `failed`
+            with an error, and `cancelled` were.
         refused: How many requests were refused when they came.
-        answered: How many of the admitted requests have been answered.
-        failed: How many of the admitted requests were answered with an error.
-        cancelled: How many admitted requests were cancelled.
         alone: How many went alone, and were admitted and answered that way.
     """
 
@@ -138,7 +129,9 @@ class Flow:
 
     @fast_path("admit_at_once", declined=False)
     def _admit_at_once(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
-        """Admit all requests at once, if all are new, there is room for all, and none may be late.
+        """Admit all requests at once, if all are new, there is room for all, and none may be late:
+        the earliest deadline is not nearer than the wait behind all of them and a usual batch, and
+        the policy does not predict waits itself.
 
         Fast path of the rest of `submit`: the same outcome (tests/engine/core/test_fast_paths.py)
         for a sixth of its bytecodes where 64 come together, a twentieth where they are alike, as

@@ -45,13 +45,8 @@ from carpool.engine.request import Request
 
 
 class NodeWorkers(Protocol):
-    """The workers of a stage and what waits for them, as far as graphs go.
-
-    Attributes:
-        name: The stage's name.
-        queue: What waits.
-        times: What its batches take.
-        running: How many requests workers have been handed and have not answered.
+    """The workers of a stage and what waits for them, as far as graphs go; `running` is how many
+    requests workers have been handed and have not answered.
     """
 
     name: str
@@ -83,8 +78,6 @@ class Node:
 
     Attributes:
         crew: The workers of the stage, and the queue in front of them.
-        name: The stage's name.
-        flow: The service to which it belongs.
         after: What becomes of results.
         block: The fork or `Each` in which it is; None if it is in none.
         needs: The nodes at which what becomes of a result may come to wait, one at each.
@@ -220,12 +213,8 @@ class Node:
 
 
 class Door:
-    """Where requests wait for room outside of all queues; without a limit of its own.
-
-    Args:
-        flow: The service.
-        start: Where they go on.
-        begins: Whether it leads into the service. If not, it leads into the body of an `Each`.
+    """Where requests wait for room outside of all queues; without a limit of its own. If it does
+    not lead into the service, it leads into the body of an `Each`.
 
     Attributes:
         queue: They.
@@ -248,12 +237,8 @@ class Door:
         self.needs, self._lists = needs_of(start)
 
     def has_room(self, nbytes: int = 0, n: int = 1, beside: Mapping[Node, Sequence[Request]] | None = None) -> bool:
-        """Report whether `n` requests, of `nbytes` in all, may go on.
-
-        Args:
-            nbytes: How many bytes they hold.
-            n: How many they are.
-            beside: By node, what else needs room there, as it comes by other doors.
+        """Report whether `n` requests, of `nbytes` in all, may go on; `beside` is by node what else
+        needs room there, as it comes by other doors.
         """
         if self.behind is not None:
             return self.behind.has_room(nbytes, n)
@@ -294,9 +279,7 @@ class Fork:
         keeps_errors: Whether what a model or a lost worker has cost a branch is its result.
 
     Attributes:
-        is_tuple: Whether what they come to is a tuple; else it is a list.
         ends: Whether what they come to is the answer, or a part of it.
-        branches: Where the children go.
         running: How many requests have children inside.
         then: What becomes of what they come to.
         block: The fork or `Each` around it.
@@ -318,16 +301,8 @@ class Fork:
 
 
 class Each:
-    """A body that gets each item of a list.
-
-    Args:
-        body: As it is declared.
-        most: How many items a list may have.
-
-    Attributes:
-        body: Where the children go.
-        door: Those for which there is no room in the body yet.
-        running: As for `Fork`, and so are the others.
+    """A body that gets each item of a list of `most` at most; those for which there is no room in
+    it yet are at its door. For the other attributes see `Fork`.
     """
 
     door: Door
@@ -345,17 +320,11 @@ class Each:
 
 
 class Switch:
-    """Several ways on, of which one is taken.
+    """Several ways on by name, of which one is taken.
 
-    Args:
-        ways: Each of them by name, as it is declared.
-        choose: Names it by the item; None if results name it themselves.
-        refuses: Whether what comes where there is no room fails; else there is always room, as what
-            is before it waits for room on all ways.
-
-    Attributes:
-        ways: Where each leads.
-        then: What follows all of them.
+    `choose` names it by the item; without it results name it themselves. One that `refuses` fails
+    what comes where there is no room; else there is always room, as what is before it waits for
+    room on all ways. `then` is what follows all of them.
     """
 
     def __init__(
@@ -369,13 +338,10 @@ class Switch:
 
 
 class Onward(NamedTuple):
-    """One way on from a place, through all switches that follow.
+    """One way on from a place, through all switches that follow, one of which may refuse what there
+    is no room for.
 
     As the turn of a result (`Reply.turns`) it says that the result takes this way.
-
-    Attributes:
-        after: What follows.
-        refuses: Whether one of the switches refuses what there is no room for.
     """
 
     after: After
@@ -392,11 +358,8 @@ other."""
 
 
 class Graph:
-    """The places of one service, linked to each other.
-
-    Args:
-        declared: What it is made of. Each `Fork`, `Each` and `Switch` is for this graph alone.
-        flow: The service.
+    """The places of one service, linked to each other. Each `Fork`, `Each` and `Switch` is for this
+    graph alone.
 
     Attributes:
         start: Where requests begin.
@@ -463,11 +426,8 @@ def _ends(after: After, block: Block | None) -> bool:
 
 
 def needs_of(after: After, every: bool = False) -> tuple[list[Node], list[Each]]:
-    """Return where what goes on to `after` may come to wait, and the lists that it may be.
-
-    Args:
-        after: What follows.
-        every: Whether those behind switches that refuse count, too.
+    """Return where what goes on to `after` may come to wait, and the lists that it may be; with
+    `every`, also behind switches that refuse.
     """
     if isinstance(after, Node):
         return [after], []
@@ -488,11 +448,8 @@ def needs_of(after: After, every: bool = False) -> tuple[list[Node], list[Each]]
 
 
 def heads(after: After, every: bool = True) -> list[Node]:
-    """Return the nodes at which what goes on to `after` comes to wait first, without its items.
-
-    Args:
-        after: What follows.
-        every: Whether those behind switches that refuse count, too.
+    """Return the nodes at which what goes on to `after` comes to wait first, without its items;
+    with `every`, also behind switches that refuse.
     """
     if isinstance(after, Node):
         return [after]

@@ -59,13 +59,8 @@ class Journal:
         self._children: deque[int] = deque(maxlen=max_entries)
 
     def split(self, now: float, parent: int, children: Sequence[int], names: Sequence[str] | None) -> None:
-        """Note that a request goes on as several, whose events are part of its story.
-
-        Args:
-            now: The time.
-            parent: The id of the request.
-            children: Those of what it has become.
-            names: Of the branches of these; None for numbers.
+        """Note that a request goes on as several, whose events are part of its story; without
+        `names` their branches are numbers.
         """
         self.record(now, f"goes on as {len(children)}", parent)
         owner, inside = self._parents.get(parent, (parent, ""))
@@ -138,13 +133,8 @@ _ROOM = "waiting for room in the queue"
 
 
 def extend_trails(requests: Sequence[Request], node: Node, started: float, now: float) -> None:
-    """Note that requests leave a node for the next one.
-
-    Args:
-        requests: Those that leave together.
-        node: The node.
-        started: When they were handed to a worker of its stage.
-        now: The time.
+    """Note that requests leave a node for the next one, together, and when a worker `started` with
+    them.
     """
     name = node.name
     if node.begins:
@@ -157,12 +147,8 @@ def extend_trails(requests: Sequence[Request], node: Node, started: float, now: 
 
 
 def format_expiry(now: float, request: Request, started: float | None) -> str:
-    """Return the text of a `DeadlineExceeded`: how long each place has kept the request.
-
-    Args:
-        now: The time.
-        request: Is in a queue, at a door, in a worker, or has just left one of these.
-        started: When it was handed to its present worker; None if it is not running.
+    """Return the text of a `DeadlineExceeded`: how long each place has kept the request, which a
+    worker has had since `started`.
     """
     total_s = now - request.admitted
     # parts of a millisecond would all be 0.000 s

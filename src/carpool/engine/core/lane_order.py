@@ -28,11 +28,7 @@ _NO_LANES: Final[dict[LaneQueue, None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The key of suspects, which share a batch with no other request, not even with each other.
-
-    Attributes:
-        former_key: The key that they had before.
-    """
+    """The key of suspects, which share a batch with no other request, not even with each other."""
 
     former_key: Hashable
 
@@ -46,13 +42,8 @@ class LaneOrder:
 
     The lane with the least rank goes first: priority plus age is greatest where that is least, at
     any time, since (now - ages_from) / ageing_s + priority = (now - rank) / ageing_s. Of equals the
-    one that was placed there first goes first, and a lane of suspects before all others.
-
-    Args:
-        ageing_s: How long a lane is passed over before it rises by one level of priority.
-
-    Attributes:
-        is_watched: Whether `note` must be called.
+    one that was placed there first goes first, and a lane of suspects before all others. While
+    `is_watched`, `note` must be called.
     """
 
     def __init__(self, ageing_s: float) -> None:

@@ -28,7 +28,6 @@ class LaneQueue:
     """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
 
     Attributes:
-        lane: The lane.
         place: Where it stands in its queue; the queue sets it.
         ages_from: When something was last taken from the lane; before that, when its first request
             arrived.

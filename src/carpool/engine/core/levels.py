@@ -36,12 +36,7 @@ def one_level(length: int) -> int:
 
 
 class LevelsOf(NamedTuple):
-    """How the requests of a queue are sorted into levels.
-
-    Attributes:
-        level_of: Returns the level of a length.
-        lengths: See `Levels`.
-    """
+    """How the requests of a queue are sorted into levels; for the lengths see `Levels`."""
 
     level_of: LevelOf = level_of
     lengths: Sequence[int] | None = None
@@ -66,14 +61,10 @@ def by_allowed_lengths(allowed_lengths: Sequence[int]) -> LevelsOf:
 class Levels:
     """The requests of one lane, level by level; those of a level in the order of their arrival.
 
-    Args:
-        level_of: Returns the level of a length.
-        key: That of the lane.
-        lengths: Those of the levels, if each level is of one length, to which the model pads; else
-            a level is as long as the longest request seen in it.
+    If the model pads, each level is of one of the `lengths`; else a level is as long as the longest
+    request seen in it.
 
     Attributes:
-        key: The same.
         allowance_s: Seconds from the admission of each request to its due time, infinity included;
             0 if they differ.
     """

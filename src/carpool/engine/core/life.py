@@ -18,11 +18,9 @@ Both handles use this table; `tests/engine/core/test_life.py` explores it in eve
 callers.
 
 No work that threads post is lost with the loop. All calls of its mailbox are made under one lock of
-the driver's. While the loop lives, the first work since it last looked is to wake it; once it has
-ended, a thread that posts work is to do it itself.
-
-The thread of a loop empties the mailbox after the loop has stopped. Later work is done by the
-thread that brings it, which meets a stopped driver and gets its answer at once.
+the driver's. While the loop lives, the first work since it last looked is to wake it; the loop's
+thread empties the mailbox after the loop has stopped. Later work is done by the thread that brings
+it, which meets a stopped driver and gets its answer at once.
 """
 
 from __future__ import annotations

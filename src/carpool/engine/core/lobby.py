@@ -5,16 +5,14 @@ leave, expire, are dropped, and wait again after their worker was lost.
 
 The policy may be the user's, and is guarded here, once: what it raises goes to `on_fault`, and so
 does an impossible decision. From then on the stage is served greedily, until its service ends. So
-nothing has to be undone, and no code has to find out whose error it was.
+nothing has to be undone, and no code has to find out whose error it was. In a service, the fault
+fails the stage once the core has finished its present work; in a batch function, one line before
+the lock is released; a simulation raises it.
 
 Requests whose worker was lost are run once more, each alone, so that a guilty one is found. Such a
-suspect waits in its old place of the queue, in a lane of its own kind. It is acquitted when it has
-come through its stage, and found guilty when it has cost a second worker.
-
-A second loss convicts a suspect: it fails, and both deaths are taken off the stage's account
-(`Roster.forgive`). Suspects run at once, without a question to the policy, and the next stage does
-not see them. In a service, a fault of a policy fails the stage once the core has finished its
-present work; in a batch function, one line before the lock is released; a simulation raises it.
+suspect waits in its old place of the queue, in a lane of its own kind, and runs without a question
+to the policy. It is acquitted when it has come through its stage. A second loss convicts it: it
+fails, and both deaths are taken off the stage's account (`Roster.forgive`).
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ MOST_LOSSES = 2  # workers of one stage that a request may cost
 
 class Lobby:
     """What waits in one stage, and the policy of the stage.
+
     Args:
         name: The stage's name.
         policy: Decides when and how many; owned by this stage alone.
@@ -272,6 +271,7 @@ class Lobby:
         given_up: str,
     ) -> Gone:
         """Let the requests of a worker that is gone wait again, as far as they may run once more.
+
         Args:
             now: The time.
             blamed: Those that the worker may have been at work on, so that each is to run alone.
@@ -364,6 +364,7 @@ class Lobby:
 
 def is_late_unserved(now: float, request: Request, since: float) -> bool:
     """Report whether a request is late for its SLO while there has been no worker `since`.
+
     One that waits is late when it is due. One that comes has no chance if workers have been away
     for as long as it has time: they will hardly be back in less. Its deadline is looked at
     elsewhere.

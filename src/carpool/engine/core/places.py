@@ -62,11 +62,7 @@ class Places:
             self._made.pop(place, None)
 
     def take_drained(self, busy: Collection[int]) -> list[int]:
-        """Return, once, the places of workers that were to go and have nothing left to do.
-
-        Args:
-            busy: The places of the workers that have something to do.
-        """
+        """Return, once, the places of workers that were to go and are not busy."""
         drained = [place for place in self.leaving if place not in busy]
         self.leaving.difference_update(drained)
         for place in drained:

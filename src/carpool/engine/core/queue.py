@@ -52,8 +52,7 @@ class Queue:
         levels: How requests are sorted by length; None where neither lengths nor keys matter.
 
     Attributes:
-        count: How many requests wait, the same as `len`.
-        nbytes: How many bytes they hold.
+        count: How many requests wait, the same as `len`; `nbytes` is what they hold.
         suspect_lanes: How many lanes there are whose key is `Suspect`; mostly none, which is
             quicker to see than `next_is_suspect`.
         varied: Whether there has ever been more than one priority, key or bucket.
@@ -200,12 +199,8 @@ class Queue:
         """Put requests of one lane in their places, each of size 1, whose dues and deadlines rise.
 
         A part of the fast path `admit_at_once`: the same outcome as that of `push`, for a sixth of
-        its bytecodes.
-
-        Args:
-            requests: At least one.
-            nbytes: How many bytes they hold.
-            dues_differ: Whether some are due before their deadlines.
+        its bytecodes. `nbytes` is what they hold, and `dues_differ` says whether some are due
+        before their deadlines.
         """
         one, n = requests[0], len(requests)
         lane_queue = self._lanes.get(one.lane) or self._open(one.lane, one.arrived)
@@ -256,12 +251,8 @@ class Queue:
         return [] if first is None else self.peek_from(first, n)
 
     def peek_from(self, first: LaneQueue, n: int, but: Collection[LaneQueue] = ()) -> list[Request]:
-        """Return the next `n` requests of a lane, and of those with which it may share a batch.
-
-        Args:
-            first: The lane.
-            n: Most that are wanted.
-            but: Lanes to be left out.
+        """Return the next `n` requests of a lane, and of those with which it may share a batch, but
+        some.
         """
         found: list[Request] = []
         if type(first.lane.key) is Suspect and n > 1:

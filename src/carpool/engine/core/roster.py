@@ -10,8 +10,7 @@ Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with j
 finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
 stage between them, the stage has failed. Workers that ran side by side and die together (a signal
 has killed them all, memory ran out) count as one death: what counts is how often replacing them was
-in vain. The number of workers of a service that load at the same time is limited (`Starts`). The
-rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
+in vain. The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
 Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that
 were given up since no caller waited for their calls, which may just be slow. But after
@@ -21,18 +20,15 @@ shown that it works, by a batch or a warm-up, has failed.
 
 Places come and go while the service runs (`add`, `leave`, `remove`). A newcomer is a worker in a
 place that is not established yet: whoever has added the place decides what becomes of it, so its
-death is no death of the stage, and it is not started again.
-
-Guests are workers that come by themselves (`admit`). Their places are theirs only, and go with
-them: nothing is started there. Their deaths are for those who started them to judge, so none of the
-above counts them.
+death is no death of the stage, and it is not started again. Guests are workers that come by
+themselves (`admit`). Their places go with them, and their deaths are for those who started them to
+judge.
 
 `Recycling` replaces a worker by a fresh one although nothing is wrong with it, for models that leak
-memory, or get slower with time: after a number of calls, above an amount of memory, or at an age.
-One worker of a stage is replaced at a time, since its successor needs memory while it is still
-there. If a successor cannot load, the old worker stays, and it is tried again later. So it is where
-the successor itself holds too much memory as soon as it has loaded: then the limit is too low for
-the model, and workers that come and go would be no cure.
+memory, or get slower with time. One worker of a stage is replaced at a time, since its successor
+needs memory while it is still there. If a successor cannot load, the old worker stays, and it is
+tried again later. So it is where the successor itself holds too much memory as soon as it has
+loaded: then the limit is too low for the model, and workers that come and go would be no cure.
 """
 
 from __future__ import annotations
@@ -76,14 +72,12 @@ _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.W
 
 @dataclass(slots=True)
 class PlaceRecord:
-    """One worker's place in the stage.
-
-    The worker in it changes where one has died; the place keeps its cores.
+    """One worker's place in the stage. The worker in it changes where one has died; the place keeps
+    its cores.
 
     Attributes:
         index: The worker's number for the user, from 0. It decides on cores, devices and
             environment. A successor takes over the number.
-        state: Of the present worker.
         start_at: When a dead worker is to be replaced.
         order: The number of the present worker among all that the stage has started.
         starts: How many workers have been started in this place.
@@ -111,11 +105,8 @@ class PlaceRecord:
 
 
 class Roster:
-    """The workers of one stage.
-
-    Args:
-        workers: How many places there are at first.
-        random: Returns uniform numbers in [0, 1), for the jitter.
+    """The workers of one stage, with so many places at first; `random` returns uniform numbers in
+    [0, 1), for the jitter.
 
     Attributes:
         places: All places, each by its number; a number is used once.
@@ -282,15 +273,9 @@ class Roster:
         self._works = True
 
     def lost(self, now: float, place: int, *, gone: bool = True) -> None:
-        """Note that a worker is dead: it is to be replaced later, or the stage has failed.
-
-        Neither is the case for a newcomer and for one that was to go.
-
-        Args:
-            now: The time.
-            place: The position of the worker.
-            gone: False for one that hangs and still has to be killed: it is replaced after
-                `is_gone`.
+        """Note that a worker is dead: it is to be replaced later, or the stage has failed. Neither
+        is the case for a newcomer and for one that was to go. One that hangs and still has to be
+        killed is not `gone`, and is replaced after `is_gone`.
 
         Raises:
             ValueError: It was dead or given up already.
@@ -357,17 +342,11 @@ def _pause_s(tries: int) -> float:
 
 
 class Starts:
-    """Limits how many workers of a service load at the same time, whatever their stage.
+    """Limits how many workers of a service load at the same time, whatever their stage
+    (`max_parallel_starts`).
 
     A stage without any worker has the first claim, since a service answers nothing until each of
     its stages has one.
-
-    Args:
-        rosters: Of all its stages.
-        most: How many may load at the same time: the setting `max_parallel_starts`.
-
-    Attributes:
-        most: How many may load at the same time.
     """
 
     def __init__(self, rosters: Sequence[Roster], most: int) -> None:
@@ -404,12 +383,8 @@ class Worn(NamedTuple):
 
 
 class Recycling:
-    """Which worker of a stage is to be replaced.
-
-    Args:
-        max_calls: How many calls a worker may have made; infinity for any number.
-        max_memory_mb: How much memory its process may hold, in MiB; infinity for any amount.
-        max_age_s: How long it may have been ready; infinity for ever.
+    """Which worker of a stage is to be replaced: one that has made too many calls, whose process
+    holds too many MiB, or that has been ready for too long; infinity for no such limit.
     """
 
     def __init__(self, max_calls: float = inf, max_memory_mb: float = inf, max_age_s: float = inf) -> None:
@@ -428,12 +403,7 @@ class Recycling:
         return self._max_memory_mb < inf
 
     def are_there(self, now: float, orders: dict[int, int]) -> None:
-        """Note which workers are there.
-
-        Args:
-            now: The time.
-            orders: By the place of each worker that is ready, its number among all workers.
-        """
+        """Note which workers are ready: by place, the number of each among all workers."""
         for place in [place for place in self._since if orders.get(place) != self._starts[place]]:
             for by_place in (self._since, self._starts, self._calls, self._memory_mb):
                 by_place.pop(place, None)
@@ -458,11 +428,8 @@ class Recycling:
         return None
 
     def succeeded(self, now: float, memory_mb: float = 0.0) -> float:
-        """Note that a worker was replaced; return after how many seconds another may be.
-
-        Args:
-            now: The time.
-            memory_mb: How much memory its successor holds before it has done anything, in MiB.
+        """Note that a worker was replaced by one that holds so many MiB before it has done
+        anything; return after how many seconds another may be.
         """
         if memory_mb > self._max_memory_mb:
             return self.failed(now)

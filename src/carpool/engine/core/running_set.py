@@ -27,8 +27,6 @@ class Order(NamedTuple):
     """What a worker is to do from its next boundary on, in the order of the attributes.
 
     Attributes:
-        stage: The position of its stage.
-        place: The position of the worker in the stage.
         number: 1 for the first order to this worker, and one more for each further one.
         leave: Ids of streams to stop; they are out of the next step.
         join: Requests to start, or to resume where `stream.kept` is not empty.
@@ -85,8 +83,6 @@ class SetReport(NamedTuple):
     """What a worker says after each step, and after an order that leaves it nothing to step.
 
     Attributes:
-        stage: The position of its stage.
-        place: The position of the worker in the stage.
         seen: The number of the last order that it has followed.
         stopped: Whether it waits for an order.
         parts: What has come of its streams; those that made no part are left out.
@@ -115,6 +111,7 @@ def stream_of(request: Request) -> Stream:
 
 class RunningSet:
     """The streams of one worker, as the coordinator sees them: those that no order has sent away.
+
     Attributes:
         members: Its streams, by id, in the order in which they joined.
         size: The sum of their sizes.
@@ -282,6 +279,7 @@ class RunningSet:
     def change_rests(self, pause: list[int], resume: list[int]) -> None:
         """Put the ids of those that are to rest from the next order on into `pause`, and of those
         that are to run again into `resume`.
+
         A stream rests while its caller does not want parts, or while another one is on probation.
         """
         self.pauses_changed = False

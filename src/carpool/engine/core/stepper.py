@@ -1,4 +1,5 @@
 """The stepper of a stage that answers in parts: its workers, of which each has a running set.
+
 A worker steps its set without being asked; each step makes a part for every stream of the set, or
 for some. An `Order` (who leaves, joins, pauses, goes on) takes effect at the worker's next
 boundary, which lies between two steps, and a `SetReport` follows each step. A stream is a `Request`
@@ -81,6 +82,7 @@ _LATEST: Final = 5.0  # paces; a stream that is later than this is rescheduled f
 
 class Stepper:
     """The workers of one stage that answers in parts.
+
     Args:
         name: As for `Lobby`.
         policy: Decides who joins; owned by this stepper alone.
@@ -207,6 +209,7 @@ class Stepper:
 
     def caller_changed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`.
+
         The next order sends a stream away that is done. One that pauses keeps its place in the set
         and is not stepped, and no silence counts.
         """
@@ -284,6 +287,7 @@ class Stepper:
 
     def worker_gone(self, now: float, place: int, unsent: Collection[int] = (), *, blames: bool = True) -> Gone | None:
         """Note that a worker is gone, and return what becomes of its streams, if it was ready.
+
         If one is found guilty after more than one step on probation, all that wait to run so make
         one step alone: most likely the others that were lost with it are innocent.
 
@@ -386,6 +390,7 @@ class Stepper:
         self, now: float, report: SetReport
     ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, Any]]]:
         """Take what a worker says after a step.
+
         Returns:
             The parts to hand on, each with its request, and the ends, each with its kind and value:
             the requests are not done yet, and the value has been handed on unless their callers
@@ -454,6 +459,7 @@ class Stepper:
         returned: list[Request],
     ) -> tuple[list[Request], list[object], list[object]]:
         """Return who gets a part, the parts, and what is kept of them if that is something else.
+
         Args:
             requests: Of the streams; None for those that have left meanwhile.
             said: What the worker says of them.
@@ -568,6 +574,7 @@ class Stepper:
     def poll(self, now: float, room: float, todo: Todo, refuse: list[tuple[Request, str]]) -> None:
         """Let requests join, and write the orders; those that cannot be in time go to `refuse`,
         with why.
+
         Nothing comes after a stage of steps, so there always is `room`.
         """
         self.lobby.wake_at = None

@@ -10,9 +10,8 @@ only where it has itself taken that long, and also ten times as long as such bat
 was seen: then it hangs, and its callers are better served by another worker.
 
 What such batches take is a bound, not an estimate: the slowest batch of late, or the slowest per
-unit of late times the size, whichever is more. So a batch of 64 after nothing but single items is
-given 64 times as long, and a single item after nothing but full batches as long as they took.
-Warm-ups do not count: examples are often smaller than real items.
+unit of late times the size, whichever is more. Warm-ups do not count: examples are often smaller
+than real items.
 
 A caller that leaves sets the deadline of its running request to that moment. So the time since when
 a batch is unwanted is the latest of its deadlines.
@@ -86,14 +85,8 @@ class Times:
         self._cost: CostModel | None = None
 
     def learn(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
-        """Learn from a batch of `n` requests that is done; return what it spent on its way.
-
-        Args:
-            took_s: Since its worker got to it.
-            busy_s: What its worker spent on it.
-            n: How many requests it had.
-            size: The sum of their sizes.
-            went_ahead: Whether it lay with its worker before.
+        """Learn from a batch of `n` requests that is done, `took_s` after its worker got to it;
+        return what it spent on its way.
         """
         hop_s = took_s - busy_s if took_s > busy_s else 0.0
         self.hop_s += 0.1 * (hop_s - self.hop_s)
@@ -168,12 +161,8 @@ class Times:
     # -- how long a call may take
 
     def until(self, started: float, unwanted_since: float, size: int) -> float:
-        """Return when a call is to be given up.
-
-        Args:
-            started: When the call started.
-            unwanted_since: Since when no caller waits for any of its batch; infinity if one does.
-            size: Of the batch.
+        """Return when a call for a batch of `size` is to be given up that no caller waits for since
+        a time; infinity if one does.
         """
         if self._limit_s < inf:
             return started + self._limit_s
@@ -186,11 +175,7 @@ class Times:
         return until, self.why(started, unwanted_since, size) if until <= now else ""
 
     def hint(self, ran_s: float) -> str:
-        """Return what else to say to a caller whose time is up while the call goes on.
-
-        Args:
-            ran_s: How long the call has run.
-        """
+        """Return what else to say to a caller whose time is up while the call goes on."""
         if not self.learns or ran_s < self._unwanted_s:
             return ""
         return f"; the call goes on for {self._unwanted_s:.3g} s at most if nobody waits for it: see max_batch_time_s"

@@ -29,15 +29,8 @@ Moves = dict[Node, list[Request]]
 
 
 class Siblings:
-    """The children of a request, and what those have come to that are done.
-
-    It is the `caller` of each of them.
-
-    Attributes:
-        parent: The request.
-        block: The fork, or `Each`, that has made them.
-        children: They, in order.
-        results: By child.
+    """The children of a request, which a fork or `Each` has made, in order, and what those have
+    come to that are done. It is the `caller` of each of them.
     """
 
     __slots__ = ("block", "children", "parent", "results")
@@ -66,14 +59,10 @@ def asked(request: Request) -> Request:
 class Transit:
     """Ends requests, or has them go on.
 
-    Args:
-        journal: Records what happens to each request, if given.
-
     Attributes:
         answers: The requests whose answers no poll has returned yet.
         families: By parent, the requests of which children are under way.
         last_id: The id that was given last.
-        journal: As given.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -126,13 +115,8 @@ class Transit:
         self.move(now, moves)
 
     def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
-        """End a request whose deadline has passed.
-
-        Args:
-            now: The time.
-            request: Knows where it is, or was last.
-            started: When it was handed to its present worker; None if it is not running.
-            hint: What else stands in the error.
+        """End a request whose deadline has passed; a worker has had it since `started`, None if
+        none has.
         """
         error = DeadlineExceeded(format_expiry(now, request, started) + hint)
         error.worker_lost = request.losses > 0
@@ -178,17 +162,10 @@ class Transit:
 
     @fast_path("answer_at_once")
     def answer_all(self, flow: Any, takers: Sequence[Request | None], results: Sequence[object]) -> int | None:
-        """Answer the requests of a reply that has no errors, at a node that is the last.
+        """Answer the requests of a reply that has no errors, at a node that is the last; return how
+        many results came too late.
 
         Fast path of `sort_out`: the same outcome, see tests/engine/core/test_fast_paths.py.
-
-        Args:
-            flow: The service of all of them.
-            takers: As for `sort_out`.
-            results: One for each.
-
-        Returns:
-            How many results came too late.
         """
         answers = self.answers
         before = len(answers)
@@ -260,15 +237,8 @@ class Transit:
     def take_turn(
         self, now: float, request: Request, result: object, turn: object, began: float | None, moves: Moves
     ) -> None:
-        """Have a result go where its node, or the result itself, says.
-
-        Args:
-            now: The time.
-            request: Whose result it is.
-            result: What its node has made.
-            turn: See `Reply.turns`; None if the result says nothing.
-            began: When a worker began with it.
-            moves: Requests that go on are put in here; `move` has them come to their nodes.
+        """Have a result go where its node, or the result itself, says (see `Reply.turns`); those
+        that go on are put into `moves`, and `move` has them come to their nodes.
         """
         node: Node = request.node
         if turn is DONE_EARLY:
@@ -371,7 +341,7 @@ class Transit:
         is_new: bool = True,
         is_encoded: bool = False,
     ) -> None:
-        """Have a request, which runs, go on with an item.
+        """Have a request, which runs, go on with an item to what follows.
 
         Args:
             now: The time.
@@ -503,14 +473,7 @@ class Transit:
 
 
 def way_of(switch: Switch, item: object, format: int, content: Content, turn: object = None) -> Onward:
-    """Return what follows a switch for an item.
-
-    Args:
-        switch: The switch.
-        item: What goes on.
-        format: How it is encoded.
-        content: Opens it.
-        turn: The name of the way, if the item's maker has given it.
+    """Return what follows a switch for an item, whose maker may have named the way as its `turn`.
 
     Raises:
         CarpoolError: There is no such way, or `choose` raises.
@@ -535,11 +498,8 @@ def way_of(switch: Switch, item: object, format: int, content: Content, turn: ob
 
 
 def _has_room(after: After, moves: Moves) -> bool:
-    """Report whether there is room where one more request would wait that comes to `after`.
-
-    Args:
-        after: What follows a switch that refuses.
-        moves: Requests that are about to come to their nodes.
+    """Report whether there is room where one more request would wait that comes to `after`, beside
+    those that are about to come to their nodes.
     """
     needs, lists = needs_of(after)
     return all(node.vacancy() > len(moves.get(node, ())) for node in needs) and not any(

@@ -93,7 +93,6 @@ class Driver:
 
     Attributes:
         executors: One per stage.
-        loop: The loop that it runs on.
         lender: Lends a worker to callers' threads; None where nothing lends.
         loan: What callers' threads have of the worker that is lent; None if none is.
     """
@@ -130,11 +129,7 @@ class Driver:
     # -- life
 
     async def start(self, executors: Sequence[Executor], workers: Sequence[int]) -> None:
-        """Start every stage and wait until all workers are ready.
-
-        Args:
-            executors: One per stage.
-            workers: How many workers of each stage are to be started, and waited for.
+        """Start every stage and wait until all workers are ready, of which each has so many.
 
         Raises:
             StartupError: A worker could not load; the caller should `stop`.
@@ -217,12 +212,8 @@ class Driver:
             self._poll_soon()
 
     def submit_all(self, requests: Sequence[Request], alike: bool = False) -> None:
-        """Take several new requests, in their order.
-
-        Args:
-            requests: None of them was submitted before.
-            alike: Whether they are alike, as `Core.submit` has it. They are submitted at once
-                then, and what follows is done at the end of this turn.
+        """Take several new requests, in their order. If they are alike, as `Flow.submit` has it,
+        they are submitted at once, and what follows is done at the end of this turn.
         """
         if not alike or not self._submit_alike(requests):
             self._arrivals += requests
@@ -408,14 +399,8 @@ class Driver:
                 logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
 
     def _give_up(self, stage: int, place: int, late_s: float) -> None:
-        """Give up a worker that hangs; if this process did not run itself, give it its time anew.
-
-        Perhaps no process did, as in a container that was paused.
-
-        Args:
-            stage: The position of its stage.
-            place: Its place there.
-            late_s: For how many seconds this process was late to look.
+        """Give up a worker that hangs; if this process did not run itself for more than a moment,
+        as in a container that was paused, give it its time anew.
         """
         if late_s <= _ASLEEP_S:
             self.executors[stage].kill(place)

@@ -246,13 +246,8 @@ class Unread:
 
 
 class _PartsReader(Generic[T]):
-    """The parts of one answer, and who reads them.
-
-    Args:
-        driver: Takes the request.
-        request: What is asked; its answer comes in parts if the model gives it so.
-        handle: Of the service, which would end with it; kept until the block ends.
-        news: Wakes the caller.
+    """The parts of one answer to a request, which a driver takes, and `news`, which wakes who reads
+    them. The handle of the service is kept until the block ends, as the service would end with it.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
@@ -267,11 +262,7 @@ class _PartsReader(Generic[T]):
         self._is_cut = False  # the block was left before all parts were taken
 
     def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all parts have been taken.
-
-        Args:
-            parts: All of them.
-        """
+        """Return the whole answer, once all its parts have been taken."""
         stream = self._request.stream
         if stream is None or stream.is_collected:
             return parts[0]
@@ -296,9 +287,6 @@ class _PartsReader(Generic[T]):
 
     def _is_at_end(self, enter_first: str) -> bool:
         """Report whether no part comes any more.
-
-        Args:
-            enter_first: The error of a caller who is in no block.
 
         Raises:
             RuntimeError: The caller is in no block, or has left it.

@@ -44,12 +44,8 @@ class _Successor(NamedTuple):
 
 
 class CoreShares:
-    """How worker processes share the cores, as some are added.
-
-    Args:
-        workers: How many worker processes each stage has.
-        variables_of: Returns the variables of each worker of a stage, by the position of the stage
-            and the number of workers in all stages.
+    """How worker processes share the cores, as some are added; `variables_of` returns the variables
+    of each worker of a stage, by the position of the stage and the number of workers in all stages.
     """
 
     def __init__(
@@ -331,13 +327,8 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class StageUpkeep:
-    """Looks after the workers of one stage.
-
-    Args:
-        pool: The stage's.
-        driver: The service's.
-        changes: Replaces workers.
-        recycling: Says which worker is worn; None if none ever is.
+    """Looks after the workers of one stage: `recycling` says which one is worn, None if none ever
+    is.
 
     Attributes:
         scaler: Says how many workers there should be; None if their number is fixed.

@@ -35,9 +35,8 @@ from carpool.errors import ModelError
 
 
 class BatchOutcome(msgspec.Struct):
-    """What one batch of a batch function has come to.
-
-    It is a struct because that is made as fast as a tuple, without a call of Python code.
+    """What one batch of a batch function has come to. It is a struct because that is made as fast
+    as a tuple, without a call of Python code.
 
     Attributes:
         results: One for each item; what stands where there is an error does not matter.
@@ -116,17 +115,8 @@ def learn(
     trouble: Sequence[Trouble],
     about: Mapping[str, str] = NOTHING_MORE,
 ) -> None:
-    """Learn from calls for parts of a batch that ran out of memory how much one call can hold.
-
-    The log says so if batches are smaller from now on.
-
-    Args:
-        name: Of the stage or the function, for the log.
-        batcher: The stage's.
-        place: The position of the worker whose batch it is.
-        batch_id: The batch, which has not been answered yet.
-        trouble: What happened to it.
-        about: Further fields of the line in the log.
+    """Learn from calls for parts of a batch that ran out of memory how much one call can hold. The
+    log says so if batches are smaller from now on.
 
     Raises:
         ValueError: The trouble is about a batch or items that the worker does not have.
@@ -146,12 +136,7 @@ def learn(
 
 
 def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
-    """Learn the same from a worker's warm-up, in which every example counts for one.
-
-    Args:
-        batcher: The stage's.
-        trouble: What happened during the warm-up.
-    """
+    """Learn the same from a worker's warm-up, in which every example counts for one."""
     for each in trouble:
         if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say
             tried = min(map(len, each.ran_out))
@@ -159,17 +144,8 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
 
 
 class RefusalLog:
-    """Logs what `Refusals` have counted, as soon as it is due.
-
-    Args:
-        refusals: What has been counted.
-        who: Who has refused: the server, or a service by its name.
-        about: What else is said of each line.
-        clock: Monotonic seconds.
-        loop: The one that the service runs on.
-
-    Attributes:
-        has_stopped: Whether the service has: then nothing more is logged.
+    """Logs what `Refusals` have counted, as soon as it is due and until the service has stopped;
+    `who` has refused, the server or a service, and `about` is what else is said of each line.
     """
 
     def __init__(

@@ -59,9 +59,7 @@ class FrameSocket:
         on_end: Called once, when the connection has ended by itself or by `close`.
 
     Attributes:
-        sock: The socket.
         is_open: Whether frames are sent and received.
-        on_frame: Called with each frame that comes.
     """
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: OnEnd) -> None:
@@ -149,12 +147,8 @@ class FrameSocket:
     # -- lending
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
-        """Lend the socket to another thread, and have the loop not watch it until `take_back`.
-
-        The worker must have answered all it was sent.
-
-        Args:
-            recall: Called by `recall_loan`; it must call `take_back`.
+        """Lend the socket to another thread, and have the loop not watch it until `take_back`,
+        which `recall` must call. The worker must have answered all it was sent.
 
         Returns:
             The socket; None if it cannot be lent.
@@ -172,11 +166,7 @@ class FrameSocket:
             self._recall()
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again.
-
-        Args:
-            unread: What was read from it meanwhile, and is still to be handled.
-        """
+        """Take the lent socket back, and read from it again, behind what was read meanwhile."""
         self._recall = None
         if not self.is_open or self._loop.is_closed():
             return
@@ -226,11 +216,8 @@ class FrameSocket:
         return self._is_delivering or self.read()
 
     def close(self, why: str, error: Exception | None = None) -> None:
-        """End the connection and call `on_end`, unless that has been done.
-
-        Args:
-            why: What has happened, for the log.
-            error: The exception; None if it ended in good order.
+        """End the connection and call `on_end`, unless that has been done; without an error it has
+        ended in good order.
         """
         if self.is_open:
             on_end = self._on_end

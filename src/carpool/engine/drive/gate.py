@@ -3,8 +3,8 @@ connections of those that were admitted.
 
 A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Nothing
 else is read from strangers, and nothing is sent to them. Each has a few seconds, and only so many
-are let in at a time (`Strangers`); the others wait in the kernel's queue. So strangers can hold
-a worker up, but not keep it out.
+are let in at a time (`Strangers`); the others wait in the kernel's queue. So strangers can hold a
+worker up, but not keep it out.
 
 A worker that was admitted is a connection, and no process of ours. It is lost when that ends:
 
@@ -18,12 +18,11 @@ A worker that is given up ends by itself: it watches its end of the connection (
 
 Three things differ on a network. A machine may fall silent, which the kernel reports
 (`TCP_USER_TIMEOUT`, keepalive): its requests wait again as if untaken, and only a second silence
-with the same request counts against it (`WorkerPool._is_first_silence`). A reset may come from a
-machine that was started again, so where a request must not run twice, its frame counts as read. A
-window that stays closed is a silence for the kernel, so a large batch goes ahead only when the
-worker begins to answer the one before it (`FrameSocket.send_behind_reply`). Deadlines are by the
-coordinator's monotonic clock: each batch carries its time, and the worker keeps the least
-difference to its own clock.
+with the same request counts against it. A reset may come from a machine that was started again, so
+where a request must not run twice, its frame counts as read. A window that stays closed is a
+silence for the kernel, so a large batch goes ahead only when the worker begins to answer the one
+before it (`FrameSocket.send_behind_reply`). Deadlines are by the coordinator's monotonic clock:
+each batch carries its time, and the worker keeps the least difference to its own clock.
 """
 
 from __future__ import annotations
@@ -52,15 +51,11 @@ T = TypeVar("T")
 
 
 class Strangers(Generic[T]):
-    """Connections that may be proving themselves, to join or to speak TLS.
+    """Connections that may be proving themselves, to join or to speak TLS: `most` at a time.
 
-    Each has some time for sure. Once that is over, it makes room for one that comes later, if there
-    are as many as there may be. The one that goes is the oldest of the source that has most, so
-    a source that keeps many connections open pushes out its own, and neither keeps others out.
-
-    Args:
-        most: How many there may be.
-        sure_s: For how long each may stay, however many come.
+    Each has `sure_s` for sure. After that it makes room for one that comes later, if there are as
+    many as there may be. The one that goes is the oldest of the source that has most, so a source
+    that keeps many connections open pushes out its own, and neither keeps others out.
     """
 
     def __init__(self, most: int, sure_s: float) -> None:
@@ -116,12 +111,8 @@ _LOG_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What becomes of a worker that proves that it knows a token.
-
-    Attributes:
-        token: The token.
-        refusal: Returns why the worker cannot be admitted; empty if it can.
-        admit: Called with the connection of a worker that has been admitted, and what it has said.
+    """What becomes of a worker that proves that it knows a token: `refusal` returns why it cannot
+    be admitted, empty if it can, and `admit` gets the connection and what it has said.
     """
 
     token: bytes
@@ -404,14 +395,9 @@ class JoinedWorker:
             which must not run twice is better counted as run.
 
     Attributes:
-        broke_protocol: Whether it has sent what it must not send.
-        fell_silent: Whether it was lost since nothing came from its machine.
-        send: Sends it a frame.
         send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
             `send` may do that at once. On a network what it does not read must fit into its socket:
             a window that stays closed looks like silence.
-        hello: What the worker has said of itself.
-        where: Where it runs, in words.
     """
 
     pid: int | None = None
@@ -456,23 +442,14 @@ class JoinedWorker:
         self._connection.on_frame = on_frame
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Close the sending side of a worker that hangs, and the connection a second later.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
-        """
+        """Close the sending side of a worker that hangs, and the connection a second later."""
         self._ended_because = self._ended_because or why
         self.listen_to(on_frame)
         self._connection.close_input()
         self._end_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Close the connection, which ends the worker.
-
-        Args:
-            why: For the log.
-        """
+        """Close the connection, which ends the worker."""
         self._ended_because = self._ended_because or why
         # not at once: whoever asks for it may be going through all workers
         self._loop.call_soon(self._connection.close, "its connection was closed by the service")

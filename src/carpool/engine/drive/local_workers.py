@@ -37,14 +37,8 @@ _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a succ
 
 
 class _LocalWorker:
-    """What threads and tasks have in common; see `Worker` in worker.py.
-
-    Args:
-        launch: How to start it.
-        index: Which worker of the stage it is for the user.
-        on_frame: Called with each frame that it sends.
-        on_lost: Called once, with the cause, when it has ended or is given up.
-        sink: Where its stack is printed if it hangs.
+    """What threads and tasks have in common; see `Worker` in worker.py. The arguments are those of
+    `WorkerProcess`; the sink gets its stack if it hangs.
     """
 
     pid: int | None = None

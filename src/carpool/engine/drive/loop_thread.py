@@ -1,8 +1,8 @@
 """The loop's thread: one of its own, for programs that have none, and how long it works.
 
-Other threads post work to it and wait for results. Work that comes as the loop ends is not lost: it
-is done in the loop's thread after the loop has stopped or, later still, in the thread that brings
-it. It meets a stopped driver then, which answers at once.
+Other threads post work to it and wait for results. Work that comes as the loop ends is done in the
+loop's thread after the loop has stopped or, later still, in the thread that brings it. It meets a
+stopped driver then, which answers at once.
 
 The work of the thread that drives a core is measured ten times a second, for the views of policies.
 That is the time for which it is on a core and, where Linux says so, waits for one: where cores are
@@ -12,10 +12,7 @@ so time in which little has come teaches nothing.
 The core counts requests and batches. From several sums of both follow the two numbers, work for a
 request and for a batch besides, by the least squares of relative errors. Where batches have about
 one size for a while, sums say nothing of how the work divides. So it is taken to divide as for a
-service of a trivial model unless sums say otherwise.
-
-No request and no batch reads a clock for it. Processor time alone is too little: with half of a
-core, work takes twice as long.
+service of a trivial model unless sums say otherwise. No request and no batch reads a clock for it.
 """
 
 from __future__ import annotations
@@ -279,12 +276,8 @@ class OwnWork:
         self._n = self._b = self._nn = self._nb = self._bb = 0.0
 
     def learn(self, worked_s: float, requests: int, batches: int) -> None:
-        """Learn from a sum.
-
-        Args:
-            worked_s: The seconds for which the coordinator has worked.
-            requests: How many requests have come in that time.
-            batches: How many batches have gone, at least one.
+        """Learn from a sum: for how many seconds the coordinator has worked, and for how many
+        requests and batches, of which there was one at least.
         """
         if worked_s <= 0.0:
             return

@@ -317,12 +317,7 @@ def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
 
 
 def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
-    """Return the errors in a reply, by position, and unpack its responses. Raises FrameError.
-
-    Args:
-        frame: The reply.
-        batch: What it answers.
-    """
+    """Return the errors in a reply, by position, and unpack its responses. Raises FrameError."""
     outcomes = frame.formats
     unknown = {each for each in outcomes if each < WAY} - _OUTCOMES
     if unknown:
@@ -371,12 +366,8 @@ def decoded(payload: Payload, kind: type[T]) -> T:
 
 
 class _Sent(NamedTuple):
-    """An order that its worker has not followed yet, as far as is known.
-
-    Attributes:
-        number: The order's.
-        ids: Of the streams that join.
-        length: The sum of their lengths.
+    """An order that its worker has not followed yet, as far as is known: its number, the streams
+    that join by it, and the sum of their lengths.
     """
 
     number: int

@@ -1,4 +1,5 @@
-"""A worker process: started as a fresh interpreter, talked to over a socketpair, ended and reaped.
+"""A worker process: started as a fresh interpreter, talked to over a socketpair (`framesocket.py`),
+ended and reaped.
 
 It lives in a process group of its own. The socket is the only thing that it shares with this
 process, so a worker that is killed at any moment leaves nothing locked.
@@ -8,15 +9,13 @@ its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes
 `on_lost` is called when it is dead, or cannot be ended. How it came to be killed is no state but a
 note for the log (`_killed_because`, the first one counts).
 
-The connection itself is a `FrameSocket` (`framesocket.py`).
-
 One that loads while others serve has a lower priority, so that it takes no core from them. A
 process may always lower its priority, but it needs a permission to raise it again: a nice limit
 (`LimitNICE=+0` of systemd, `ulimit -e 20`) or CAP_SYS_NICE. Where there is none, nothing is
-lowered, since a worker would stay slow once it serves. Other ways were weighed. SCHED_IDLE needs
-the same permission. SCHED_BATCH needs none, but leaves a process that computes its whole share. A
-lower priority of the loading thread alone would be that of all threads which libraries start
-meanwhile, and could not be taken from them.
+lowered, since a worker would stay slow once it serves. SCHED_IDLE needs the same permission.
+SCHED_BATCH needs none, but leaves a process that computes its whole share. A lower priority of the
+loading thread alone would be that of all threads which libraries start meanwhile, and could not be
+taken from them.
 
 The lines that it prints are passed on, each with its name. Of a line that is written over and over
 (a carriage return and no newline: a progress bar), the last state is passed on, and one every ten
@@ -138,7 +137,6 @@ class WorkerProcess:
         sink: Where its output goes.
 
     Attributes:
-        broke_protocol: Whether it has sent what it must not send.
         send: Sends it a frame; the connection's own function, since it is called for each batch.
 
     Raises:
@@ -229,12 +227,7 @@ class WorkerProcess:
         return self._connection.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Let a process that hangs write down where it stands, for a second, then kill it.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
-        """
+        """Let a process that hangs write down where it stands, for a second, then kill it."""
         self._connection.on_frame = on_frame
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -243,11 +236,7 @@ class WorkerProcess:
         self._kill_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Kill it and whatever it has started.
-
-        Args:
-            why: For the log.
-        """
+        """Kill it and whatever it has started."""
         if self._life is _Life.REAPED:
             return  # its id, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
@@ -400,14 +389,7 @@ _STATE_EVERY_S = 10.0  # of a line that is written over
 
 
 class OutputLines:
-    """Reads one output stream of a worker without ever blocking.
-
-    Args:
-        stream: The worker's stdout or stderr.
-        worker: Its name.
-        is_error: Whether it is stderr.
-        sink: Gets the lines.
-    """
+    """Reads one output stream of a worker without ever blocking, and gives its lines to a sink."""
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
         self._stream = stream

@@ -42,11 +42,8 @@ MOST_WAITING: Final = 16 * 2**20
 
 
 class StreamWindow:
-    """How many requests of one stream may be inside at a time.
-
-    Args:
-        least: Enough to keep every worker busy.
-        most: For small items, so that several can travel together.
+    """How many requests of one stream may be inside at a time: at least enough to keep every worker
+    busy, and at most so many that small items can travel together.
 
     Attributes:
         limit: How many may be inside now. It begins with few, as nothing is known of their sizes.
@@ -268,15 +265,7 @@ class ThreadStream:
        posted to it.
 
     Only items and results go from thread to thread, in bunches: the threads share one interpreter,
-    so what would cost most is to wake one another. But an item that could change is made a request
-    where it is read, so that an input may use one buffer again and again.
-
-    Args:
-        thread: The loop's.
-        driver: Takes the requests.
-        limit_s: Seconds that each item has to be answered.
-        window: How many requests may be inside at a time.
-        weigh: Writes on a request what its item counts for, if not 1.
+    so what would cost most is to wake one another. The other arguments are those of `AsyncStream`.
     """
 
     def __init__(
@@ -303,13 +292,7 @@ class ThreadStream:
     # -- the consumer's thread
 
     def run(self, xs: Iterable[Any], return_exceptions: bool, handle: object) -> Iterator[Any]:
-        """Yield the results, in order.
-
-        Args:
-            xs: The input.
-            return_exceptions: Whether errors of items are yielded instead of raised.
-            handle: Of the service; kept until the end, since it would close if it were collected.
-        """
+        """Yield the results, in order; the arguments are those of `AsyncStream.run`."""
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
         shared = self._shared
@@ -468,11 +451,7 @@ class ThreadStream:
 
 
 class _Raised:
-    """An item's error, in its place among the results.
-
-    Attributes:
-        error: What the consumer raises or yields.
-    """
+    """An item's error, in its place among the results."""
 
     __slots__ = ("error",)
 

@@ -136,12 +136,11 @@ class AwaitedRequest(Request):
 
     To its task it is a future, with as much of one as a task asks for. With futures the loop would
     have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
-    batch in one. It is awaited only until it is done: the answer is its `result` or its `error`.
+    batch in one. It is awaited only until it is done.
 
     Attributes:
-        wakeup: Wakes the task that awaits it; None where none does, which is to be set before the
-            request is submitted.
-        context: That of this task.
+        wakeup: Wakes the task that awaits it, in its `context`; None where none does, which is to
+            be set before the request is submitted.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_loop", "context", "wakeup")

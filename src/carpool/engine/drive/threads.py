@@ -10,8 +10,8 @@ each thread that wakes up wakes the next. If all woke at once, they would fight 
 and the next leader with them.
 
 A task that awaits a ticket must not hold its loop up. So threads of the loop's default executor
-wait, and lead, for all tickets that tasks of the loop await: as many as batches may run at a time,
-however many tickets there are. They end when nothing is awaited any more.
+wait, and lead, for all tickets that tasks of the loop await: as many as batches may run at a time.
+They end when nothing is awaited any more.
 
 A function may call another one, whose leader is another thread, which calls the first one: each
 would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
@@ -20,8 +20,7 @@ asks first whether all threads that could wake it sleep, directly or not, for wh
 Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
 whatever another thread counts on is one step, or is made up for where the exception is caught.
 Without this rule, Ctrl-C in one caller's thread could leave a slot claimed or a sleeper unwoken,
-and all other callers would wait for ever. Only some forty lines could go with it (the `except`
-clauses for interrupted threads, `LEADS`, `leave` by thread, half of `WakeQueue`), and no call would
+and all other callers would wait for ever. Only some forty lines could go with it, and no call would
 be faster, as `try` costs nothing until something is raised.
 """
 
@@ -73,12 +72,8 @@ WakeupLocks = list[threading.Lock]
 class ThreadWaiter:
     """What one caller waits for, and the threads that sleep until it is there.
 
-    Args:
-        requests: All with the same deadline.
-        deadline: Theirs.
-
     Attributes:
-        pending: How many of the requests have no answer yet.
+        pending: How many of the requests, which have one deadline, have no answer yet.
         sleepers: The locks that wake its sleeping threads. Whoever is going to wake them takes the
             list away and leaves an empty one.
     """
@@ -98,14 +93,9 @@ class ThreadWaiter:
 
 
 class Sleep(msgspec.Struct):
-    """A thread's sleep, prepared while the line's lock is held.
-
-    It is a struct because that is made as fast as a tuple, without a call of Python code.
-
-    Attributes:
-        lock: Wakes the thread once it is released.
-        sleepers: The locks of the waiter that it sleeps on, this one among them.
-        seconds: How long it sleeps at most; `inf` for any time.
+    """A thread's sleep of some seconds, prepared while the line's lock is held: `lock`, one of the
+    `sleepers` of its waiter, wakes it. It is a struct because that is made as fast as a tuple,
+    without a call of Python code.
     """
 
     lock: threading.Lock
@@ -128,14 +118,9 @@ class WakeQueue:
         self.groups: deque[WakeupLocks] = deque()
 
     def add(self, waiters: list[Waiter]) -> int:
-        """Queue the sleeping threads of some waiters, while the line's lock is held.
-
-        Args:
-            waiters: All of them are of threads. The list is emptied only once all is done, since
-                this thread may be interrupted.
-
-        Returns:
-            How many of the waiters have threads that sleep.
+        """Queue the sleeping threads of some waiters, while the line's lock is held; return how
+        many of the waiters have any. The list is emptied only once all is done, since this thread
+        may be interrupted.
         """
         n = 0
         waiter: ThreadWaiter
@@ -409,14 +394,8 @@ class LineDriver:
         lanes: Sequence[Lane] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> ThreadWaiter:
-        """Join the line with some items, and return what their caller waits for.
-
-        Args:
-            items: What the function gets.
-            sizes: How much of a batch each takes up; None if all count for one.
-            timeout_s: How long they may wait.
-            lanes: Where each waits, if not all may share a batch.
-            lengths: How long each is; None where that does not matter.
+        """Join the line with some items, and return what their caller waits for. Where sizes, lanes
+        or lengths are not given, all count for one, may share a batch, and are alike.
 
         Raises:
             RuntimeError: This thread is inside the function, or holds the execution lock: it would
@@ -452,15 +431,9 @@ class LineDriver:
         return waiter
 
     def wait(self, waiter: ThreadWaiter, run: Run, timeout_s: float | None = None) -> bool:
-        """Wait in the caller's thread until its answers are there; the thread may lead meanwhile.
-
-        Args:
-            waiter: What `join` returned; this thread has called `check_reentry`.
-            run: Calls the user's function.
-            timeout_s: How long to wait at most; the requests stay in the line after it.
-
-        Returns:
-            Whether the answers are there.
+        """Wait in the caller's thread, which may lead meanwhile, until its answers are there, or
+        for some seconds; the requests stay in the line after these. Return whether the answers are
+        there.
 
         Raises:
             DeadlineExceeded: The execution lock could not be had in time; the caller has left the
@@ -472,15 +445,11 @@ class LineDriver:
 
     @fast_path("lone_call")
     def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
-        """Run one item in this thread at once, if the line is empty and nothing speaks against it.
+        """Run one item, which counts for one, in this thread at once, if the line is empty and
+        nothing speaks against it.
 
-        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py.
-        It takes a third of their time, and most calls go this way.
-
-        Args:
-            item: What the function gets; it counts for one, and may share a batch with any other.
-            timeout_s: How long it may wait.
-            run: Calls the user's function.
+        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py. It
+        takes a third of their time, and most calls go this way.
 
         Returns:
             The call with its answer; None if nothing has been done, and the item is to join.
@@ -516,28 +485,15 @@ class LineDriver:
         return lone
 
     def run_at_once(self, waiter: ThreadWaiter, run: Run) -> None:
-        """Run what is in the line, up to the caller's own requests, without waiting for others.
-
-        Nothing is run while another thread leads, or while the policy holds the batch back.
-
-        Args:
-            waiter: What `join` has just returned.
-            run: Calls the user's function.
-
-        Raises: what `wait` does.
+        """Run what is in the line, up to the caller's own requests, without waiting for others;
+        raise what `wait` raises. Nothing is run while another thread leads, or while the policy
+        holds the batch back.
         """
         self._wait(waiter, run, AT_ONCE)
 
     def leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None = None) -> bool:
-        """Let a caller go without its answers.
-
-        Args:
-            waiter: What the caller waits for.
-            error: What other threads that wait for the same answers get.
-            thread: The caller's thread, if the caller goes because this thread was interrupted.
-
-        Returns:
-            Whether any answer was still missing.
+        """Let a caller go without its answers, whose thread is given if it was interrupted; return
+        whether any was still missing. Other threads that wait for the same answers get the error.
         """
         self._check_owner()
         try:

@@ -60,13 +60,8 @@ class StepCosts(NamedTuple):
 
 
 class _State:
-    """One stream in a worker.
-
-    Attributes:
-        request: The request.
-        parts: Those that are still to come.
-        following: The next part; None at the end.
-        collected: The parts so far of one that is collected.
+    """One stream in a worker: the parts that are still to come, the next of them, and those so far
+    of one that is collected.
     """
 
     __slots__ = ("collected", "following", "parts", "request")
@@ -100,14 +95,7 @@ _END = object()
 
 
 class VirtualStepWorker:
-    """One worker of a stage of steps.
-
-    Args:
-        stage: The position of its stage.
-        place: Its own position in the stage.
-        costs: What starting and stepping take, and what is answered.
-        at: Has an event happen at a time.
-        report: Takes its reports.
+    """One worker of a stage of steps, which has events happen by `at`.
 
     Attributes:
         steps: How many steps it has made.
@@ -245,8 +233,6 @@ class VirtualDriver:
             those of the stages before it.
 
     Attributes:
-        core: Decides.
-        clock: The virtual time.
         batches: Every batch that was run, in order.
         answers: Every request that was answered, in order.
         wake_ups: How often the core was asked only because time had passed.
@@ -313,12 +299,8 @@ class VirtualDriver:
         self._at(when, happen)
 
     def submit(self, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
-        """Have a new request arrive now, and return it.
-
-        Args:
-            item: The request's.
-            timeout_s: How long it may take.
-            attributes: Set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
+        """Have a new request arrive now, with some attributes such as `lane` or `nbytes`, and
+        return it.
         """
         request = Request(item, self.clock.now + timeout_s)
         for name, value in attributes.items():

@@ -1,5 +1,5 @@
-"""A worker, what it takes to start one, what it is at work on, and its end, as the pool of its
-stage sees them; and how workers come and go while the service runs.
+"""A worker, what it takes to start one, and its end, as the pool of its stage sees them; and how
+workers come and go while the service runs.
 
 A newcomer is started and loads its model like any other worker, but it is given nothing until it is
 admitted: whoever asked for it decides when, and learns of it if it dies before. A worker that is to
@@ -8,8 +8,8 @@ go gets nothing more, finishes what it has, and is then ended.
 A successor has a place of its own, since it exists beside its predecessor; both have one index,
 which selects their cores, devices and environment. So nothing is withdrawn and nothing is sent
 twice. A service of several stages changes over when no request is behind its first queue
-(`Core.hold`). Versions of requests, with a queue for each version in each stage, would save that
-short pause at the cost of every batch, and were rejected.
+(`Core.hold`). Versions of requests, with a queue for each in each stage, would save that short
+pause at the cost of every batch, and were rejected.
 """
 
 from __future__ import annotations
@@ -91,15 +91,9 @@ class Worker(Protocol):
 
 
 class Loss(NamedTuple):
-    """The end of a worker.
-
-    Attributes:
-        place: Its place in its stage.
-        label: Its name for the log.
-        worker: The worker.
-        state: Its state before.
-        why: What has become of it, as this process saw it.
-        failure: Its own report of its failure, with a traceback; empty if there is none.
+    """The end of a worker: its place, its name for the log, its state before, what has become of it
+    as this process saw it, and its own report of its failure with a traceback, empty if there is
+    none.
     """
 
     place: int
@@ -115,13 +109,7 @@ class Loss(NamedTuple):
 
 
 class WarmUpShape(NamedTuple):
-    """A call of the warm-up with one example, over and over.
-
-    Attributes:
-        example: Its position.
-        n: How often it is in the call.
-        length: How long it is.
-    """
+    """A call of the warm-up with the example at some position `n` times over."""
 
     example: int
     n: int
@@ -135,10 +123,8 @@ class Launch:
     Attributes:
         run_in: "process", "thread" or "loop".
         setup: What each worker gets first; `place` and `cores` are filled in for each.
-        model: For workers inside this process; a worker process finds its own by `setup`.
-        kwargs: Those of the model, for the same workers.
-        adapters: Those of its addresses, for the same workers.
-        spots: What becomes of its results, for the same workers.
+        model: For workers inside this process, as are `kwargs`, `adapters` (of its addresses) and
+            `spots` (what becomes of its results); a worker process finds its own by `setup`.
         cores: By the index of a worker, the cores that it runs on; None for those of the parent
             before it was pinned.
         env: By the index of a worker, environment variables to add.
@@ -180,11 +166,8 @@ _TEARDOWN_S = 5.0  # for a worker that was asked to end
 
 
 class Newcomer(NamedTuple):
-    """A worker that was added, until it is admitted.
-
-    Attributes:
-        place: Its position in the stage.
-        ready: Done once it is ready; fails with `StartupError` if it has died before.
+    """A worker that was added, until it is admitted; `ready` is done once it is ready, and fails
+    with `StartupError` if it has died before.
     """
 
     place: int
@@ -192,15 +175,8 @@ class Newcomer(NamedTuple):
 
 
 class Turnover:
-    """Has workers of one stage come and go.
-
-    Args:
-        stage: The position of the stage in the core.
-        roster: The stage's.
-        driver: Notes which workers can take batches, and which get no more.
-        workers: Those of the stage that live, by place.
-        start: Starts the workers that are due.
-        about: Returns the fields of a log line about the worker in a place.
+    """Has workers of one stage come and go: those of `workers`, by place. `start` starts those that
+    are due, and `about` returns the fields of a log line about a place.
     """
 
     def __init__(
@@ -225,10 +201,8 @@ class Turnover:
     # -- newcomers
 
     def add(self, index: int | None = None) -> Newcomer:
-        """Have a newcomer started, as soon as there is room.
-
-        Args:
-            index: Which worker it is for the user; None for the least that no other has.
+        """Have a newcomer started, as soon as there is room; without an index, with the least that
+        no other has.
         """
         place = self._roster.add(index)
         ready = self._newcomers[place] = self._driver.loop.create_future()

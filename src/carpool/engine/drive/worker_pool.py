@@ -59,9 +59,6 @@ class WorkerPool:
         sink: Where the workers' output goes.
 
     Attributes:
-        stage: The position of the stage in the core.
-        name: The stage's.
-        roster: The stage's.
         turnover: Has workers of the stage come and go.
         count_calls: Called with the place of a worker and how many requests it has answered; None
             if nothing counts them.
@@ -125,10 +122,8 @@ class WorkerPool:
         raise NotImplementedError
 
     def moves_out(self, is_late: bool) -> bool:
-        """Report whether others can go on with what a worker has that is to go.
-
-        Args:
-            is_late: Whether the worker has had the time that it was given to finish it.
+        """Report whether others can go on with what a worker has that is to go; it is late if it
+        has had the time that it was given to finish.
         """
         return False
 
@@ -196,12 +191,7 @@ class WorkerPool:
         return f"stage {self.name} is closing, or has failed" if self.roster.stopping or self.roster.failed else ""
 
     def admit(self, sock: socket.socket, hello: Hello) -> None:
-        """Let a worker join that has come by itself and proven itself.
-
-        Args:
-            sock: The connection to it.
-            hello: What it has said of itself.
-        """
+        """Let a worker join that has come by itself and proven itself."""
         place = self.roster.admit()
         self._began[place] = self._driver.clock()
         on_frame, on_lost = partial(self._received, place), partial(self._lost, place)

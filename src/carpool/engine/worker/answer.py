@@ -70,12 +70,8 @@ Encoders = Mapping[int, Callable[[Any], payload.Payload]]
 
 
 class _Writing:
-    """How results are written that go the same way.
-
-    Attributes:
-        encoders: By the encoding that the caller wants.
-        has_own: Whether the model's own `encode` writes formats of its own.
-        may_respond: Whether they may be `Response`s.
+    """How results are written that go the same way: by the encoding that the caller wants, perhaps
+    by the model's own `encode`, and perhaps as `Response`s.
     """
 
     __slots__ = ("encoders", "has_own", "may_respond")
@@ -107,14 +103,12 @@ class BatchAnswerer:
         is_first: Whether requests begin here, so that clients could send the examples.
         is_last: Whether all results are answers, where it has no `spots`.
         spots: What becomes of results; each item says which one of these it is at.
-        before_predict: Called before the model's part of each batch.
-        after_predict: Called after the model's part of each batch.
+        before_predict: Called before the model's part of each batch, and `after_predict` after it.
         main: Finds classes of the parent's main program.
         same_process: Whether replies stay in this process, so that exceptions may go with them as
             they are.
 
     Attributes:
-        traits: What `traits_of` read off the model.
         trouble: What happened to the last batch besides its results.
     """
 
@@ -208,16 +202,11 @@ class BatchAnswerer:
     async def warm_up_shapes(
         self, shapes: Sequence[tuple[int, int]], clock: Clock = monotonic
     ) -> list[tuple[int, float]]:
-        """Run each shape once, so that models that are compiled for it are ready; then time it.
-
-        Args:
-            shapes: For each the position of an example, and how often the call has this example.
-            clock: Monotonic seconds.
+        """Run each shape (the position of an example, and how often the call has it) once, so that
+        models that are compiled for it are ready; then time it. Raises what `warm_up` raises.
 
         Returns:
             The position of each shape that was timed, and the least seconds that it took.
-
-        Raises: what `warm_up` raises.
         """
         best: dict[int, float] = {}
         began = clock()
@@ -556,15 +545,8 @@ class BatchAnswerer:
         writing: _Writing,
         kinds: set[type] | None = None,
     ) -> None:
-        """Put outcomes and payloads into the reply, where all results are written alike.
-
-        Args:
-            results: They.
-            accepts: For each the encoding that its caller wants.
-            until: When the last of the callers goes.
-            reply: The reply.
-            writing: How they are written.
-            kinds: The set of their types, if it is known.
+        """Put outcomes and payloads into the reply, where all results are written alike; `kinds` is
+        the set of their types, if it is known.
         """
         if kinds is None:
             kinds = set(map(type, results))

@@ -26,13 +26,11 @@ Own = Callable[[Any], Any]
 
 
 class ItemGenerators:
-    """A generator for each item.
+    """A generator for each item, which `predict` makes.
 
-    Args:
-        predict: Makes one of an item.
-        is_fatal: Whether an exception ends the worker instead of failing an item.
-        own: Copies a part before user code is called again, which may fill the same memory.
-        beside: Has asynchronous generators run beside each other; None where there is no loop.
+    `is_fatal` says whether an exception ends the worker instead of failing an item, `own` copies a
+    part before user code is called again, which may fill the same memory, and `beside` has
+    asynchronous generators run beside each other; it is None where there is no loop.
     """
 
     def __init__(self, predict: Predict, is_fatal: IsFatal, own: Own = own_part, beside: Beside | None = None) -> None:
@@ -165,11 +163,8 @@ class BatchGenerators:
 
 
 async def next_of(generator: Any, sent: Any) -> Any:
-    """Return what a generator yields next, or `END`.
-
-    Args:
-        generator: May be asynchronous.
-        sent: What its present `yield` returns.
+    """Return what a generator, which may be asynchronous, yields next, or `END`; its present
+    `yield` returns `sent`.
     """
     if hasattr(generator, "asend"):
         try:
@@ -217,11 +212,8 @@ class Beside:
             task.cancel()
 
     async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
-        """Ask generators to go on, and wait until one of them has yielded, or an order has come.
-
-        Args:
-            asked: Each with what its present `yield` returns; others than those of `apart` are left
-                out.
+        """Ask generators of `apart` to go on, each with what its present `yield` returns, and wait
+        until one of them has yielded, or an order has come.
         """
         apart = [(each, sent) for each, sent in asked if type(each) is Apart]
         if not apart:
@@ -237,12 +229,9 @@ class Beside:
 
 
 class Apart:
-    """An asynchronous generator in a task of its own, in which all of its code runs.
-
-    Args:
-        generator: The generator.
-        own: Copies what it yields, since others run before that is taken.
-        tasks: Those of its worker, to which its own is added for as long as it lives.
+    """An asynchronous generator in a task of its own, in which all of its code runs. What it yields
+    is copied, since others run before that is taken; the task is among those of its worker for as
+    long as it lives.
     """
 
     def __init__(self, generator: Any, own: Own, tasks: set[asyncio.Task[None]]) -> None:
@@ -258,10 +247,8 @@ class Apart:
         self._failure: BaseException | None = None  # of its end
 
     def ask(self, sent: Any) -> asyncio.Future[Any]:
-        """Return what will have a result once there is something to `take`.
-
-        Args:
-            sent: What its present `yield` returns, unless it goes on already.
+        """Return what will have a result once there is something to `take`; unless it goes on
+        already, its present `yield` returns `sent`.
         """
         if self._coming is None:
             import asyncio

@@ -49,10 +49,8 @@ class ParentSocket:
     """The worker's end of the socketpair, blocking.
 
     Attributes:
-        sock: The socket.
-        send_fault: A planned fault of sending replies, for tests; None if there is none.
-        receive_fault: A planned fault after a part of a frame has come, for tests; None if there is
-            none.
+        send_fault: A planned fault of sending replies, for tests, as is `receive_fault` after a
+            part of a frame has come; None if there is none.
         came_at: When the first byte of the last frame came.
     """
 

@@ -76,12 +76,8 @@ def own_part(part: Any, handed_on: bool = False) -> Any:
 
 
 def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    """Return a copy of `value`.
-
-    Args:
-        value: Any object.
-        other: Copies what is no plain data.
-        memo: Copies of objects that stand in it more than once, by their ids.
+    """Return a copy of `value`: `other` copies what is no plain data, and `memo` has, by ids, the
+    copies of objects that stand in it more than once.
     """
     kind = type(value)
     if kind in UNCHANGING or _is_number(kind):
@@ -192,12 +188,9 @@ class Expired(DeadlineExceeded):
 class FailureReports:
     """Reports the failed items of one batch.
 
-    Args:
-        same_process: Whether the reply stays in this process, so that exceptions may go with it as
-            they are.
-
     Attributes:
-        causes: The exceptions by position, if they may go as they are; else None.
+        causes: The exceptions by position, if the reply stays in this process, so that they may go
+            with it as they are; else None.
     """
 
     def __init__(self, same_process: bool) -> None:
@@ -340,12 +333,7 @@ class Goes(Enum):
 
 
 def chosen(choose: Callable[[Any], str], item: object, known: str) -> str:
-    """Return the name that a `choose=` of the user's returns for an item.
-
-    Args:
-        choose: The user's function.
-        item: What it is called with.
-        known: All names that there are, as they are shown in an error.
+    """Return the name that a `choose=` of the user's returns for an item; `known` are all names.
 
     Raises:
         CarpoolError: It raises; what is no error of ours becomes a `ModelError`.
@@ -372,11 +360,8 @@ class Ways:
     by_name: Mapping[str, Ways | int]
 
     def find(self, name: object, item: object) -> int:
-        """Return the position of the way of a result.
-
-        Args:
-            name: What the result names; None if it names none.
-            item: The result.
+        """Return the position of the way of a result; `name` is what it names, None if it names
+        none.
 
         Raises:
             CarpoolError: There is no such way, or `choose` raises.

@@ -33,13 +33,7 @@ _OF_THE_PROCESS = ("python_", "process_")  # prometheus_client's own, which cann
 
 
 class OwnSample(msgspec.Struct, frozen=True):
-    """One number.
-
-    Attributes:
-        name: Of the sample, such as `tokens_total`.
-        labels: Its labels.
-        value: The number.
-    """
+    """One number of a sample such as `tokens_total`, and its labels."""
 
     name: str
     labels: dict[str, str]
@@ -47,14 +41,8 @@ class OwnSample(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """One metric.
-
-    Attributes:
-        name: Of the metric, without the endings of its samples.
-        text: What it is.
-        kind: Counter, gauge, histogram or summary.
-        samples: Its numbers.
-        mode: Of a gauge, its `multiprocess_mode`.
+    """One metric of the user's, without the endings of its samples; `kind` is counter, gauge,
+    histogram or summary, and `mode` a gauge's `multiprocess_mode`.
     """
 
     name: str

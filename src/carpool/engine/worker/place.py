@@ -163,11 +163,7 @@ _COLONS = 2  # a line has three fields: a hierarchy's number, its controllers, a
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
-    """Return how many cores' time there is; None if nothing limits it, or the system does not say.
-
-    Args:
-        root: The folder of `proc` and `sys`.
-    """
+    """Return how many cores' time there is; None if nothing limits it, or that cannot be read."""
     try:
         groups = (root / "proc/self/cgroup").read_text()
     except (OSError, ValueError):
@@ -264,8 +260,8 @@ def decide_threads(
 
     Args:
         stage: The name of the stage, for the log.
-        exported: The environment of this process.
-        env: The stage's own environment, which is added to that of this process.
+        exported: The environment of this process, to which the stage's own, `env`, is added.
+        env: See there.
         workers: How many workers the stage has.
         pinned: For each worker, the number of cores that it is tied to; None if workers are not
             tied to cores.

@@ -100,17 +100,11 @@ def pack_model(
     *,
     has_main: bool = True,
 ) -> bytes:
-    """Return references to the model, its arguments and the adapters of its addresses as bytes.
+    """Return references to the model, its arguments, the adapters of its addresses and what becomes
+    of its results as bytes.
 
-    What has been typed goes by value.
-
-    Args:
-        model: The model.
-        kwargs: Its arguments.
-        adapters: Those of its addresses.
-        spots: What becomes of its results.
-        has_main: Whether workers have the file of the main program, if it has one. If not, what is
-            defined there goes by value, too.
+    What has been typed goes by value, and so does what is defined in the main program's file where
+    workers do not have that (`has_main`).
 
     Raises:
         TypeError: A worker could not find the model; the text says what to do.
@@ -218,13 +212,8 @@ class MainProgram:
         self._refusal: ModelError | None = None
 
     def read_again(self, load: Callable[[Any], Any], item: Buffer | list[Buffer], error: BaseException) -> Any:
-        """Read an item again that could not be read, after running the main file if that may be
-        what was missing.
-
-        Args:
-            load: Reads an item.
-            item: The item, as `payload.dump` made it.
-            error: What reading it raised.
+        """Read an item, as `payload.dump` made it, again that could not be read, after running the
+        main file if that may be what was missing.
 
         Raises:
             ModelError: The main file cannot be imported here, or has no such class; the text says
@@ -352,8 +341,6 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         program: Where the parent finds its modules.
         model: The packed model, see `pack_model`.
-        stage: The name of the stage.
-        place: The worker's place in the stage.
         batched: Whether `predict` takes lists.
         allowed_batch_sizes: How long these lists may be; None for any length.
         warm_up: Numbers of examples to run at a time and to time, rising.

@@ -53,13 +53,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to reach a service and be admitted.
-
-    Attributes:
-        address: Where its gate listens.
-        token: The secret of both sides.
-        tls: The files for TLS; None for a plain connection.
-        source: The address of this machine to connect from; empty for any.
+    """How to reach a service and be admitted: the address of its gate, the secret of both sides,
+    the files for TLS if any, and the address of this machine to connect from, empty for any.
     """
 
     address: JoinAddress
@@ -69,12 +64,8 @@ class Way:
 
 
 def admitted(way: Way, me: Hello, wait_s: float = 0.0) -> socket.socket:
-    """Return a connection to a service that has admitted this worker.
-
-    Args:
-        way: How to reach it.
-        me: What the worker says of itself.
-        wait_s: How long to try while nothing listens there.
+    """Return a connection to a service that has admitted this worker; try for so long while nothing
+    listens there.
 
     Raises:
         OSError: It cannot be reached, or its certificate is not trusted.
@@ -121,11 +112,8 @@ def live(sock: socket.socket, read_setup: ReadSetup, *, leaves_on_signals: bool)
 
 
 class RemoteSocket(ParentSocket):
-    """The connection to the service, on which the worker can also say that it wants to leave.
-
-    Attributes:
-        failure: Why the model could not be loaded; None if it was.
-        sends_metrics: Whether the service wants the metrics of the model's own.
+    """The connection to the service, on which the worker can also say that it wants to leave;
+    `failure` is why the model could not be loaded.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -352,11 +340,8 @@ class ClockOffset:
         self._at = 0.0
 
     def learn(self, sent: float, now: float) -> None:
-        """Learn from a message.
-
-        Args:
-            sent: When it was made, by the clock of the service.
-            now: When it came, by the clock of this machine.
+        """Learn from a message that was made and came at these times, each by the clock of its
+        side.
         """
         seen_s = now - sent
         if self.offset_s is None:

@@ -105,10 +105,7 @@ class Link(Protocol):
 
 class CallAnnouncer:
     """Announces to the stage that another call of a batch has begun, so that the hang limit is that
-    of a single call.
-
-    Attributes:
-        batch_id: The id of the batch; 0 for the warm-up, which has no limit.
+    of a single call; the warm-up, 0, has no limit.
     """
 
     def __init__(self, link: Link) -> None:
@@ -372,9 +369,6 @@ def hold_back_prints(stage: str) -> Iterator[None]:
     If the block raises, it is printed after all, since it may show why.
 
     Standard error is left alone, and so is what is not printed by way of `sys.stdout`.
-
-    Args:
-        stage: The name of the stage, for the log.
     """
     real = sys.stdout
     held = _HeldBack(real)
@@ -429,7 +423,6 @@ class StepAnswerer:
 
     Attributes:
         number: That of the last order that was followed.
-        batches: See there.
     """
 
     def __init__(
@@ -610,9 +603,6 @@ class StepAnswerer:
     async def warm_up(self, most: int) -> list[wire.StepTiming]:
         """Run all examples, one of them alone and then as many together as may be, within reason.
 
-        Args:
-            most: How many may run together.
-
         Returns:
             What starting each of these sets and one step of it have taken.
 
@@ -715,14 +705,7 @@ async def serve_steps(link: Link, answerer: StepAnswerer, announcer: CallAnnounc
 
 
 def _frame_of(packed: Outs, number: int, measures: Measures, stopped: bool) -> Frame:
-    """Return a report as a frame.
-
-    Args:
-        packed: What has come of streams.
-        number: That of the last order that was followed.
-        measures: What was done since the last report.
-        stopped: Whether the worker waits for an order.
-    """
+    """Return a report as a frame."""
     buffers = packed.kept if any(packed.kept) else []
     started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
     report = wire.ReportHead(stopped, *started, *stepped, buffers)

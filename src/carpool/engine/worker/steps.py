@@ -197,13 +197,8 @@ class Outs:
 
 
 class Measures:
-    """What was done since the last report.
-
-    Attributes:
-        started: How many streams were started or resumed.
-        start_s: Seconds that this took.
-        stepped: How many streams were stepped.
-        step_s: Seconds that this took.
+    """What was done since the last report: how many streams were started or resumed and stepped,
+    and the seconds that each took.
     """
 
     __slots__ = ("start_s", "started", "step_s", "stepped")
@@ -366,11 +361,8 @@ class Runner:
     # -- stepping
 
     async def _step(self, lineup: Lineup, more: bool = False) -> Outs:
-        """Make one call of `step`.
-
-        Args:
-            lineup: Who is stepped.
-            more: Whether the model is called again before what has come of it is sent.
+        """Make one call of `step`; with `more` the model is called again before what has come is
+        sent.
         """
         began = self._retrier.clock()
         rows, n = lineup.rows, len(lineup.rows)
@@ -456,11 +448,8 @@ class Runner:
         return outs
 
     def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
-        """Have rows that have begun anew stepped apart from others until each is where it was.
-
-        Args:
-            half: The rows, before they make the step that they have missed.
-            missed: By id, how many steps each must make again before that one.
+        """Have rows that have begun anew stepped apart from others until each is where it was:
+        `missed` is by id how many steps each must make again before the one that it has missed.
         """
         self._halves += 1
         for row in half:
@@ -498,12 +487,8 @@ class Runner:
     # -- one part
 
     async def _take(self, row: Row, given: Any, outs: Outs) -> None:
-        """Add what has come of a row in a step to `outs`.
-
-        Args:
-            row: The stream.
-            given: What the model has given in the place of a part; not None.
-            outs: Are added to.
+        """Add what has come of a row in a step: the model has given this in the place of a part,
+        not None.
         """
         is_last = type(given) is Last
         part = given.value if is_last else given
