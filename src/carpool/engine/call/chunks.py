@@ -43,7 +43,6 @@ class ChunkKind(ABC):
         """Return one chunk of several that are alike, one after the other."""
 
     def cut(self, x: Any, begin: int, end: int) -> Any:
-        """Return the rows of a chunk from `begin` to before `end`."""
         return x[begin:end]
 
 
@@ -298,5 +297,4 @@ def join(chunks: list[Any]) -> Any:
 
 
 def cut(x: Any, begin: int, end: int) -> Any:
-    """Return the rows of a chunk from `begin` to before `end`."""
     return kind_of(x).cut(x, begin, end)

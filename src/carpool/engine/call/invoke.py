@@ -368,7 +368,6 @@ def _fail_returned_errors(results: list[Any]) -> list[Any]:
 
 
 def is_async(model: AnyModel | Model) -> bool:
-    """Report whether `predict` or a hook of the model is `async def`."""
     while isinstance(model, partial):
         model = model.func
     if isinstance(model, type) or is_model_object(model):

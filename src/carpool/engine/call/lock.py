@@ -136,7 +136,6 @@ def execution_lock(lock: Any, name: str) -> ExecutionLock:
 
 
 def is_async_lock(lock: object) -> bool:
-    """Report whether the lock is for an `async with`."""
     kind = type(lock)
     return not isinstance(lock, type) and hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
 

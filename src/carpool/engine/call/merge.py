@@ -372,11 +372,9 @@ def _padded_axes(chunks: list[Any]) -> set[tuple[int, int]]:
     if not _has_lengths(first):
         return set()
     shapes = [chunk.shape for chunk in chunks]
-    return {(axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and _differ(lengths)}
-
-
-def _differ(lengths: Sequence[int]) -> bool:
-    return any(a != b for a, b in pairwise(lengths))
+    return {
+        (axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and len({*lengths}) > 1
+    }
 
 
 def _described(x: Any) -> str:

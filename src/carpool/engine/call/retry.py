@@ -249,7 +249,6 @@ class Retrier:
         return issubclass(type(error), self._fatal_errors) and self._is_ending()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
-        """Return the `Failed` of an item that was called by itself."""
         self.own(error)
         if self.means_out_of_memory(error):
             release_memory(error)

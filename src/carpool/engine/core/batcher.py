@@ -216,7 +216,6 @@ class Batcher:
         self._limited_since = self._batch_ids
 
     def memory_of(self, batch: Batch) -> int:
-        """Return what a batch takes of memory, in the units of `safe_size`."""
         return batch.n * self.lobby.padded_length(batch.longest) if self.limits_padded else batch.size
 
     # -- workers answer
@@ -298,7 +297,6 @@ class Batcher:
             self._idle.append(batch.place)
 
     def _learn_times(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
-        """Learn how long a batch took; return what it spent on its way. See `Times.learn`."""
         times, view = self.times, self._view
         hop_s = times.learn(took_s, busy_s, n, size, went_ahead)
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
@@ -331,7 +329,6 @@ class Batcher:
         return self.places.is_first(batch.place, size)
 
     def _begin(self, now: float, behind: list[Batch]) -> None:
-        """Note that the worker of batches ahead is done with the one before them."""
         batch = behind.pop(0)
         if not behind:
             del self.ahead[batch.place]
@@ -552,7 +549,6 @@ class Batcher:
 
     @property
     def _is_limited_by_length(self) -> bool:
-        """Whether the lengths of requests may say how many of them share a batch."""
         return self.queue.by_length and (self.queue.lengths_vary or self.lobby.policy.most_padded(self._view) < inf)
 
     def _set_safe_padded(self) -> None:

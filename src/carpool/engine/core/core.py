@@ -462,7 +462,9 @@ class Core:
 
     def collect_answers(self) -> list[Request]:
         """Return the requests answered since the last poll, where nothing is to be done now."""
-        return self._transit.collect()
+        transit = self._transit
+        answers, transit.answers = transit.answers, []
+        return answers
 
     def _poll_line(self, now: float) -> None:
         onward_s = 0.0
@@ -523,7 +525,6 @@ class Core:
                 self._poll_stage(now, crew, crew.lobby.nodes[0])
 
     def _poll_stage(self, now: float, crew: Crew, node: Node) -> None:
-        """Ask one stage what to do; `node` is the first one at which requests wait for it."""
         todo, lobby, journal = self._todo, crew.lobby, self._journal
         if now >= lobby.attention_at:
             self._attend(now, crew)
@@ -574,7 +575,6 @@ class Core:
 
 
 def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
-    """Return for each crew those from which requests may come to it, also through others."""
     follows: dict[Crew, set[Crew]] = {}
     for flow in flows:
         for node in flow.graph.nodes:

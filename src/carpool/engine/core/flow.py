@@ -196,7 +196,8 @@ class Flow:
                 soonest - now < first.predicted_wait_s(now, units) + first.times.usual_s + first.lobby.view.onward_s
             )
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
-            _clear_ids(requests[: id - before])
+            for request in requests[: id - before]:
+                request.id, request.node = 0, None
             return False
         transit.last_id = id
         self.admitted += n
@@ -223,7 +224,7 @@ class Flow:
             first = next(iter(by_door))  # the only one of a single request
             if is_single and not first.has_room(one.nbytes):
                 has_room = False
-                give_way = self._in_the_way(one)
+                give_way = NOBODY if self._first is None else self._first.crew.lobby.in_the_way(one)
             for door, part in by_door.items():  # what comes in by another one may need the same room
                 beside: dict[Node, list[Request]] = {}
                 for there in by_door if len(by_door) > 1 else ():
@@ -232,8 +233,9 @@ class Flow:
                 refusal = refusal or self._refusal(now, part, door, give_way, beside)
         if refusal is not None:
             is_own = is_single and refusal is not self.closed_because
+            self.refused += len(lot)
             for request in lot:
-                self._refuse(request, refusal if is_own else copy.copy(refusal))
+                self._transit.refuse(request, refusal if is_own else copy.copy(refusal))
         elif one.patient and not is_single:
             for request in lot:
                 self._admit(now, (request,))
@@ -284,9 +286,6 @@ class Flow:
             request.patient = False  # all of them, as they come in as one
         return {**found}
 
-    def _in_the_way(self, request: Request) -> Sequence[Request]:
-        return NOBODY if self._first is None else self._first.crew.lobby.in_the_way(request)
-
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
         for request in lot:
             request.admitted = request.arrived = now
@@ -298,10 +297,6 @@ class Flow:
             transit.last_id += 1
             request.id = transit.last_id
         self.admitted += len(lot)
-
-    def _refuse(self, request: Request, error: CarpoolError) -> None:
-        self.refused += 1
-        self._transit.refuse(request, error)
 
     def _refusal(
         self,
@@ -451,14 +446,7 @@ class Flow:
         return again_s if is_served else max(again_s, UNSERVED_RETRY_S)
 
 
-def _clear_ids(requests: Sequence[Request]) -> None:
-    for request in requests:
-        request.id = 0
-        request.node = None
-
-
 def _check_new(requests: Sequence[Request]) -> None:
-    """Raise ValueError if one of the requests was submitted before, or is there twice."""
     seen: set[Request] = set()
     for request in requests:
         if request.id or request.state in (QUEUED, RUNNING) or request in seen:

@@ -101,31 +101,6 @@ class Node:
             way has had no worker; infinity if one can.
     """
 
-    __slots__ = (
-        "after",
-        "ahead_s",
-        "begins",
-        "behind",
-        "block",
-        "came",
-        "crew",
-        "doors",
-        "ends",
-        "flow",
-        "is_first",
-        "is_held",
-        "is_last",
-        "is_shared",
-        "most_room",
-        "name",
-        "needs",
-        "onward_s",
-        "sources",
-        "spot",
-        "unserved_since",
-        "ways",
-    )
-
     def __init__(self, crew: NodeWorkers, flow: Any, after: After, block: Block | None) -> None:
         self.crew: Any = crew
         self.name = crew.name
@@ -224,7 +199,6 @@ class Door:
             None.
     """
 
-    __slots__ = ("_lists", "begins", "behind", "flow", "heads", "needs", "queue", "start")
     name = "the door"
 
     def __init__(self, flow: Any, start: After, begins: bool) -> None:
@@ -262,7 +236,6 @@ class Door:
 class OnTheWay:
     """Where the requests of a service are that have left a node and not come to the next one."""
 
-    __slots__ = ("flow",)
     name = "nowhere"
     begins = False
 
@@ -421,7 +394,6 @@ class Graph:
 
 
 def _ends(after: After, block: Block | None) -> bool:
-    """Return whether what comes to `after`, in a block, is the answer or a part of it."""
     return after is None or (after is JOIN and block is not None and block.ends)
 
 

@@ -72,7 +72,6 @@ class Journal:
             self._parents[child] = owner, f"{inside}/{branch}" if inside else branch
 
     def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
-        """Note that `event` happened to the request."""
         owner, branch = self._parents.get(request_id, (request_id, ""))
         self._entries.append((owner, now, event, stage, detail, branch))
 

@@ -81,7 +81,6 @@ class LaneOrder:
         return self._alike[lane[1:3]]
 
     def of_priority(self, priority: int) -> Sequence[Place]:
-        """Return the places of the lanes of a priority, but those of suspects."""
         return self._priorities[priority]
 
     def of_keys(self, keys: Collection[Hashable]) -> set[LaneQueue]:
@@ -123,7 +122,6 @@ class LaneOrder:
         return n
 
     def rank_of(self, lane: Lane, ages_from: float) -> float:
-        """Return the rank of a lane that is passed over from `ages_from` on."""
         return ages_from - lane.priority * self._ageing_s
 
     # -- changes

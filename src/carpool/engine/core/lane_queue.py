@@ -122,7 +122,6 @@ class LaneQueue:
             self.latest_deadline = max(self.latest_deadline, request.deadline)
 
     def peek(self, n: int) -> list[Request]:
-        """Return the next `n` requests that wait, or all if fewer do."""
         head = self.head
         if not self.dead:
             return self.entries[head : head + n]

@@ -144,18 +144,14 @@ Work = Callable[[], object]
 
 
 class Mailbox:
-    """The work that has been posted and not been taken."""
+    """The work that has been posted and not been taken, until the loop `is_over`."""
 
-    __slots__ = ("_is_over", "_is_woken", "_work")
+    __slots__ = ("_is_woken", "_work", "is_over")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
         self._is_woken = False
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
+        self.is_over = False
 
     def post(self, work: Work) -> bool:
         """Leave some work, and report whether the loop must be woken for it.
@@ -165,7 +161,7 @@ class Mailbox:
         Raises:
             ValueError: The loop has ended: the caller is to do the work itself.
         """
-        if self._is_over:
+        if self.is_over:
             raise ValueError("the loop has ended")
         self._work.append(work)
         must_wake, self._is_woken = not self._is_woken, True
@@ -181,5 +177,5 @@ class Mailbox:
 
         From now on no work can be posted.
         """
-        self._is_over = True
+        self.is_over = True
         return self.take()

@@ -132,7 +132,6 @@ class Line:
     # -- callers
 
     def join(self, now: float, requests: Sequence[Request]) -> None:
-        """Take new requests in. One that is refused has its answer at once."""
         if self.lone is not None:
             self._catch_up()
         self.core.flow.submit(now, requests)
@@ -236,7 +235,6 @@ class Line:
     def finished(
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
-        """Take the results of a batch that has run, and the errors by position in it."""
         self.core.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
         self._release(now, batch.place)
         if self.next_leader is not None:

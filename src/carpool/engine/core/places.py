@@ -27,8 +27,6 @@ class Places:
         are_slots: Whether they are slots of one function, so that all of them make its calls.
     """
 
-    __slots__ = ("_made", "are_slots", "idle", "leaving", "lent")
-
     def __init__(self) -> None:
         self.idle: list[int] = []
         self.leaving: set[int] = set()
@@ -62,7 +60,6 @@ class Places:
             self._made.pop(place, None)
 
     def take_drained(self, busy: Collection[int]) -> list[int]:
-        """Return, once, the places of workers that were to go and are not busy."""
         drained = [place for place in self.leaving if place not in busy]
         self.leaving.difference_update(drained)
         for place in drained:
@@ -84,7 +81,6 @@ class KeyedWorkers:
 
     @property
     def held(self) -> Collection[Hashable]:
-        """The keys that run on as many workers as they may."""
         if self._most == inf or len(self._runs) < self._most:
             return ()
         running = list(self._runs.values())

@@ -120,7 +120,6 @@ class Queue:
         return self.count > 0 and first is not None and type(first.lane.key) is Suspect
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
-        """Report whether `requests` more, with `nbytes` in all, are within both bounds."""
         return self.count + requests <= self.max_size and self.nbytes + nbytes <= self.max_bytes
 
     def in_the_way(self, request: Request, spared: int) -> list[Request]:

@@ -444,7 +444,6 @@ class Recycling:
         return pause_s
 
     def _why(self, now: float, place: int) -> str:
-        """Return why a worker is to be replaced; empty if it is not."""
         calls, memory_mb = self._calls.get(place, 0), self._memory_mb.get(place, 0.0)
         if calls >= self._max_calls:
             return f"it has made {calls} calls (max_calls={self._max_calls:g})"

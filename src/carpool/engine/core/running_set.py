@@ -144,31 +144,6 @@ class RunningSet:
         given_up: Why the worker is taken to hang; empty if it is not.
     """
 
-    __slots__ = (
-        "awaits_suspect",
-        "given_up",
-        "gone",
-        "is_stopped",
-        "members",
-        "number",
-        "pauses_changed",
-        "place",
-        "reported_at",
-        "resting",
-        "seen",
-        "size",
-        "starting",
-        "steps",
-        "stop_when",
-        "suspect",
-        "suspect_order",
-        "to_join",
-        "to_leave",
-        "unfollowed",
-        "untested",
-        "unwanted_since",
-    )
-
     def __init__(self, place: int) -> None:
         self.place = place
         self.members: dict[int, Request] = {}
@@ -235,7 +210,6 @@ class RunningSet:
             self.steps += 1
 
     def _note_followed(self, order: Order) -> None:
-        """Note who takes part in steps, and who rests, once the worker has followed an order."""
         for request in order.join:
             stream = stream_of(request)
             stream.first_step, stream.rests_since = self.steps, -1

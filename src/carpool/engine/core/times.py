@@ -55,22 +55,6 @@ class Times:
         learns: Whether the most that a batch takes must be known.
     """
 
-    __slots__ = (
-        *("_batches", "_busy_s", "_cost", "_cost_pause", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s"),
-        *(
-            "_watches_gaps",
-            "ahead_s",
-            "deviation_s",
-            "fastest_s",
-            "gap_s",
-            "hop_s",
-            "learns",
-            "least_s",
-            "unit",
-            "usual_s",
-        ),
-    )
-
     def __init__(self, limit_s: float = inf, unwanted_s: float = inf, watches_gaps: bool = False) -> None:
         self.usual_s = self.ahead_s = self.fastest_s = self.deviation_s = self.gap_s = self.hop_s = 0.0
         self.unit = 1.0
@@ -115,7 +99,6 @@ class Times:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # the stage may have become slower
 
     def learn_most(self, size: int, took_s: float) -> None:
-        """Learn what a call of `size` takes at most."""
         self._batches += 1
         self._slowest_s = _slowest(self._slowest_s, took_s)
         self._unit_s = _slowest(self._unit_s, took_s / max(1, size))
@@ -140,7 +123,6 @@ class Times:
     # -- what batches of each size take
 
     def learn_costs(self, limit: int) -> None:
-        """Learn from now on what batches of up to `limit` take, by their sizes."""
         self._cost = self._cost or CostModel(limit)
 
     def cost_s(self, size: int) -> float:
@@ -191,7 +173,6 @@ class Times:
         return f"{text}, and max_batch_time_s, which would set a limit, is not given"
 
     def _most_s(self, size: int) -> float:
-        """Return the most that a batch of `size` should take; infinity while that is not known."""
         if self._batches < _LEARNED:
             return inf
         return max(self._slowest_s, self._unit_s * size)

@@ -153,11 +153,6 @@ class Transit:
                 self.withdraw(now, child)
         family.let_go()
 
-    def collect(self) -> list[Request]:
-        """Return the requests that have been answered since the last poll, once."""
-        answers, self.answers = self.answers, []
-        return answers
-
     # -- results of workers
 
     @fast_path("answer_at_once")
@@ -272,7 +267,6 @@ class Transit:
         self.answer(now, request)
 
     def _pass_on(self, now: float, node: Node, following: Node, requests: Sequence[Request], began: float) -> None:
-        """Have requests come to the one node that follows, where they wait with their results."""
         extend_trails(requests, node, began, now)
         for request in requests:
             request.node = following

@@ -18,14 +18,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch, Reply, Todo
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
-from carpool.engine.core.running_set import Order, SetReport
+from carpool.engine.core.running_set import SetReport
 from carpool.engine.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
 from carpool.engine.drive.loop_thread import WorkMeter
 from carpool.engine.fast_paths import fast_path
@@ -35,6 +35,11 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import NEW, Request
 from carpool.errors import CarpoolError, StartupError, Unavailable
+
+if TYPE_CHECKING:
+    from carpool.engine.drive.lending import Lending, Loan
+    from carpool.engine.drive.pools import StepPool
+    from carpool.engine.drive.worker_pool import WorkerPool
 
 
 class Executor(Protocol):
@@ -51,33 +56,6 @@ class Executor(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """End all workers, by force after `grace_s` seconds."""
-
-
-class DrainingExecutor(Executor, Protocol):
-    """An executor whose workers may go while the service runs."""
-
-    def drained(self, place: int) -> None:
-        """End a worker that was to go and has nothing left to do."""
-
-
-class StepExecutor(Executor, Protocol):
-    """Runs the running sets of a stage that answers in parts."""
-
-    def send(self, order: Order) -> None:
-        """Send an order to its worker."""
-
-
-class Lender(Protocol):
-    """Lends a worker to callers' threads; see `drive/lending.py`."""
-
-    def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done; perhaps lend a worker."""
-
-    def settle(self) -> None:
-        """Make up the accounts of the calls that were made with it, before others learn of more."""
-
-    def recall(self) -> None:
-        """Take back the worker that is lent, if one is."""
 
 
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
@@ -105,8 +83,8 @@ class Driver:
         self.clock = clock
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
-        self.lender: Lender | None = None
-        self.loan: Any = None  # a `Loan` of `drive/lending.py`, which imports this module
+        self.lender: Lending | None = None
+        self.loan: Loan | None = None
 
         # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
@@ -358,7 +336,7 @@ class Driver:
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         self._is_handing_over = bool(todo.run or todo.orders)
         for order in todo.orders:
-            cast(StepExecutor, self.executors[order.stage]).send(order)
+            cast("StepPool", self.executors[order.stage]).send(order)
         for batch in todo.run:
             if not batch.ahead:
                 self.stats.stages[batch.stage].started(batch)
@@ -381,7 +359,7 @@ class Driver:
         for stage, place in todo.kill:  # after the parts, as what this worker still sends is handed on at once
             self._give_up(stage, place, late_s)
         for stage, place in todo.drained:
-            cast(DrainingExecutor, self.executors[stage]).drained(place)
+            cast("WorkerPool", self.executors[stage]).drained(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
@@ -523,13 +501,11 @@ class Driver:
     # -- what fails
 
     def start_failed(self, error: CarpoolError) -> None:
-        """Fail the start of the service with `error`, if it is still starting."""
         if not self._started.done():
             self._started.set_exception(error)
             self._started.exception()  # counts as retrieved: where `start` itself has raised, nothing awaits it
 
     def stage_failed(self, error: CarpoolError) -> None:
-        """Fail the service with `error`: one of its stages cannot work any more."""
         self.recall()
         self.start_failed(StartupError(str(error)))
         if not self._failed.done():

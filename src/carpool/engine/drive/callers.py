@@ -155,7 +155,6 @@ class TaskCaller:
         self.set()
 
     async def wait(self) -> None:
-        """Wait until `set` is called."""
         self.done = asyncio.get_running_loop().create_future()
         try:
             await self.done
@@ -262,7 +261,6 @@ class _PartsReader(Generic[T]):
         self._is_cut = False  # the block was left before all parts were taken
 
     def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all its parts have been taken."""
         stream = self._request.stream
         if stream is None or stream.is_collected:
             return parts[0]
@@ -304,7 +302,6 @@ class _PartsReader(Generic[T]):
         return load_part(self._request, payload)
 
     def _post(self, work: Callable[[], object]) -> None:
-        """Have something done in the loop's thread."""
         raise NotImplementedError
 
     # -- in the loop's thread

@@ -195,7 +195,8 @@ class Changes:
                 for pool in self._pools:
                     pool.roster.is_renewed = False
                 self._driver.start_workers()
-            await self._let_all_go(successors, grace_s)
+            for pool in self._pools:
+                await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
     # -- newcomers
 
@@ -280,10 +281,6 @@ class Changes:
             pool.turnover.retire(place)
         await self._see_off(pool, places, grace_s)
 
-    async def _let_all_go(self, successors: Sequence[_Successor], grace_s: float) -> None:
-        for pool in self._pools:
-            await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
-
     async def _see_off(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
         """Wait until workers have gone; have streams move that can, and after `grace_s` all."""
         if pool.moves_out(is_late=False):
@@ -339,6 +336,7 @@ class StageUpkeep:
         self._pool = pool
         self._driver = driver
         self._changes = changes
+        self._about = {"model": driver.stats.name, "stage": pool.name}
         self._recycling = recycling
         self._batcher = driver.core.crews[pool.stage]
         self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
@@ -362,7 +360,6 @@ class StageUpkeep:
         return self.scaler is not None or self._recycling is not None
 
     def keep_fixed(self) -> None:
-        """Leave the number of workers as it is from now on."""
         self.scaler = None
 
     def look(self, now: float) -> None:
@@ -391,9 +388,8 @@ class StageUpkeep:
         wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return
-        about = {"model": self._driver.stats.name, "stage": self._pool.name}
         text = "stage %s: %.0f requests/s need %.1f workers; there are %d, and %d are wanted"
-        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=about)
+        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=self._about)
         if wanted < have:
             self._going = self._begin(self._changes.take_away(self._pool.stage, have - wanted))
             return
@@ -415,8 +411,7 @@ class StageUpkeep:
                 return
             self._resume_at = now + self._pause_s
             text = "stage %s: a worker could not be added, and none is for %.0f s: %s"
-            about = {"model": self._driver.stats.name, "stage": self._pool.name}
-            logger.error(text, self._pool.name, self._pause_s, error, extra=about)
+            logger.error(text, self._pool.name, self._pause_s, error, extra=self._about)
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         else:
             self._pause_s = _FIRST_PAUSE_S
@@ -436,7 +431,7 @@ class StageUpkeep:
         if worn is None:
             return
         name = self._driver.stats.stages[self._pool.stage].worker_name(worn.place)
-        about = {"model": self._driver.stats.name, "stage": self._pool.name, "worker": name}
+        about = {**self._about, "worker": name}
         logger.info("worker %s is to be replaced: %s", name, worn.why, extra=about)
         self._replacing = self._begin(self._replace(worn.place, recycling, about))
 

@@ -59,7 +59,6 @@ def as_outcome(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
 
 
 def for_all(error: BaseException, n: int) -> BatchOutcome:
-    """Return the outcome of a batch of `n` items that has failed as a whole."""
     return BatchOutcome([None] * n, _each_its_own(dict.fromkeys(range(n), error)))
 
 
@@ -76,7 +75,6 @@ def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
 
 
 def _to_be_raised(error: BaseException) -> Exception:
-    """Return the exception, or one with it as its cause that can be raised in a caller."""
     kind = type(error).__name__
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):

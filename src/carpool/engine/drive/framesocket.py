@@ -178,7 +178,6 @@ class FrameSocket:
     # -- hearing
 
     def read(self) -> bool:
-        """Read once, and report whether something came."""
         if not self.is_open:
             return False
         try:

@@ -449,7 +449,6 @@ class JoinedWorker:
         self._end_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Close the connection, which ends the worker."""
         self._ended_because = self._ended_because or why
         # not at once: whoever asks for it may be going through all workers
         self._loop.call_soon(self._connection.close, "its connection was closed by the service")

@@ -94,18 +94,12 @@ class Guard:
 
     def abandon(self) -> None:
         """End it and let go of it without the loop, which ends or has ended."""
-        process, self._process = self._process, None
-        self._closed = True
+        process, self._closed = self._process, True
         if process is None:
             return
         with contextlib.suppress(OSError):
             os.write(self._pipe, b"quit\n")
-        os.close(self._pipe)
-        if self._pidfd >= 0:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._let_go()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -144,7 +138,8 @@ class Guard:
         self._process = None
         os.close(self._pipe)
         if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
 

@@ -232,7 +232,6 @@ class Loan:
         return True
 
     def _is_answered(self, call: LentCall) -> bool:
-        """Wait for the answer; return False if the loop is to see to it, or does already."""
         if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
             return False
         try:

@@ -71,7 +71,6 @@ class _LocalWorker:
         raise NotImplementedError
 
     def _stack(self) -> str:
-        """Return the stack of its present call, as text."""
         raise NotImplementedError
 
     async def ended(self) -> None:
@@ -302,7 +301,6 @@ class _LoopLink:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
-    """Call a function in the loop's thread; do nothing if the loop has ended."""
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:

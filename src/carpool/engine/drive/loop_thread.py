@@ -54,6 +54,7 @@ class LoopThread:
     Attributes:
         loop: The loop.
         ident: The thread's number.
+        is_stopping: Whether the loop ends: a task that is made now may never begin.
         is_parents: Whether this process is a child of the one whose loop it is.
     """
 
@@ -66,7 +67,7 @@ class LoopThread:
         self._mailbox = Mailbox()
 
         # the loop's life: stopping is written by its thread, the rest is read by others, too
-        self._is_stopping = False
+        self.is_stopping = False
         self._ended = threading.Event()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._last_beat = monotonic()
@@ -133,15 +134,10 @@ class LoopThread:
                 raise TimeoutError
         return future.result()
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the loop ends: a task that is made now may never begin."""
-        return self._is_stopping
-
     def stop(self) -> None:
         """End the loop after this turn, from its own thread. Further calls do nothing."""
-        if not self._is_stopping:
-            self._is_stopping = True
+        if not self.is_stopping:
+            self.is_stopping = True
             self.loop.stop()
 
     def wait_until_ended(self, silent_s: float) -> None:
@@ -187,7 +183,7 @@ class LoopThread:
                 logger.exception("a task that was cancelled tried to end the service's loop")
 
     def _live(self) -> None:
-        while not self._is_stopping:
+        while not self.is_stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback

@@ -74,7 +74,11 @@ class BatchPool(WorkerPool):
             self._unsent[batch.place] += in_pieces(frame)
             return
         worker = self._workers[batch.place]
-        if batch.ahead and worker.send_ahead is not None and self._nbytes_ahead(batch.place) >= LARGE:
+        if (
+            batch.ahead
+            and worker.send_ahead is not None
+            and sum([r.nbytes for lying in self.batcher.ahead[batch.place] for r in lying]) >= LARGE
+        ):
             self._unsent[batch.place] = in_pieces(frame)
             self._send_ahead(batch.place)
             return
@@ -86,9 +90,6 @@ class BatchPool(WorkerPool):
                 self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
-
-    def _nbytes_ahead(self, place: int) -> int:
-        return sum([request.nbytes for batch in self.batcher.ahead[place] for request in batch.requests])
 
     def _send_ahead(self, place: int) -> None:
         """Have the batch that comes next go to its worker, on a network once that begins to answer.
@@ -201,7 +202,6 @@ class BatchPool(WorkerPool):
         return {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
 
     def _is_waiting_for_more(self, place: int) -> bool:
-        """Report whether the worker has answered all it was sent, but not all of its batch."""
         batch = self.batcher.in_flight.get(place)
         if batch is None:
             return False
@@ -209,12 +209,10 @@ class BatchPool(WorkerPool):
 
     @cached_property
     def _has_spots(self) -> bool:
-        """Whether what becomes of results differs by the place at which items are."""
         return any(node.spot for node in self.batcher.lobby.nodes)
 
     @cached_property
     def _ends(self) -> bool:
-        """Whether callers get results as they come."""
         nodes = self.batcher.lobby.nodes
         return any(node.ends or any(way.after in (None, JOIN) for way in node.ways) for node in nodes)
 
@@ -243,11 +241,6 @@ class BatchPool(WorkerPool):
                 if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
                 self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
-
-    def _received_too_late(self, place: int, frame: Frame) -> None:
-        if frame.kind == FrameKind.REPLY:
-            self.batcher.late_results += len(frame.ids)
-            self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     # -- workers that go
 
@@ -473,11 +466,6 @@ class StepPool(WorkerPool):
         while sent and sent[0].number <= seen:
             length += sent.popleft().length
         return length
-
-    def _received_too_late(self, place: int, frame: Frame) -> None:
-        if frame.kind == FrameKind.PARTS:
-            self._stepper.late_results += len(frame.ids) - 1
-            self._workers[place].kill()
 
     # -- workers that go
 

@@ -448,8 +448,5 @@ class OutputLines:
             self._pass_on(latest)
 
     def _pass_on(self, line: bytes) -> None:
-        self._sink(self._worker, self._is_error, _last_state(line).decode("utf-8", "replace"))
-
-
-def _last_state(line: bytes) -> bytes:
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+        state = line.rstrip(b"\r").rpartition(b"\r")[2]  # what is seen in the end of a line that is written over
+        self._sink(self._worker, self._is_error, state.decode("utf-8", "replace"))

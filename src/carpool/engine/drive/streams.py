@@ -66,7 +66,6 @@ class StreamWindow:
 
     @property
     def is_wide(self) -> bool:
-        """Whether as many may be inside as ever."""
         return self.limit == self._most
 
     def narrow(self, nbytes: int) -> None:
@@ -144,7 +143,6 @@ class AsyncStream:
                 self._driver.cancel(request)
 
     async def _wait_for_first(self) -> None:
-        """Wait until the first request is done; if there is none, until there is one or the end."""
         if self._requests:
             self._requests[0].caller = self._consumer  # only the answer of the first one wakes it
         elif self._has_input_ended:
@@ -220,22 +218,6 @@ class _Shared:
         news: Set when there are results or the input has ended. The consumer waits for it.
         room: Set when there may be room, or the consumer has left. The feeder waits for it.
     """
-
-    __slots__ = (
-        "has_consumer_left",
-        "has_input_ended",
-        "heavy",
-        "input_error",
-        "is_feeder_waiting",
-        "is_submit_posted",
-        "n_bytes",
-        "n_read",
-        "n_taken",
-        "news",
-        "read",
-        "results",
-        "room",
-    )
 
     def __init__(self) -> None:
         self.heavy: deque[tuple[int, int]] = deque()

@@ -320,20 +320,23 @@ class LineDriver:
         clock: Clock = monotonic,
     ) -> None:
         self._name = name
-        self._batcher = batcher
-        batcher.lobby.on_fault = self._policy_raised
-        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
         self._slots = slots
         self._slo_s = slo_s
         self._execution_lock = execution_lock
         self._may_try = can_be_tried(execution_lock)
         self._clock = clock
         self._leading_only_this = (self,)
-        self.awaited = AwaitedTickets(slots)
+        self._begin(batcher)
+
+    def _begin(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        batcher.lobby.on_fault = self._policy_raised
+        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
+        self.awaited = AwaitedTickets(self._slots)
 
         # shared by all threads that call the function: the line is read and changed with the lock
         # held, the queue of wake-ups filled with it and emptied without
-        self._line = Line(batcher, slots, slo_s)
+        self._line = Line(batcher, self._slots, self._slo_s)
         self._counts = CallCounts()
         self._lock = threading.RLock()  # for its `_is_owned`, as `threading.Condition`; it is never taken twice
         self._wake_queue = WakeQueue()
@@ -346,7 +349,6 @@ class LineDriver:
         return snapshot(self._name, line.core, self._counts, int(line.lone is not None))
 
     def explain(self) -> dict[str, Any]:
-        """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
             return explained(self._batcher.lobby.policy, self._clock(), self._batcher)
@@ -356,16 +358,9 @@ class LineDriver:
     def start_anew(self, batcher: Batcher) -> None:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
         closed = self._line.core.flow.closed_because
-        self._batcher = batcher
-        batcher.lobby.on_fault = self._policy_raised
-        self._fault = None
-        self._line = Line(batcher, self._slots, self._slo_s)
-        self._counts = CallCounts()
+        self._begin(batcher)
         if closed is not None:
             self._line.close(closed)
-        self._lock = threading.RLock()
-        self._wake_queue = WakeQueue()
-        self.awaited = AwaitedTickets(self._slots)
 
     @property
     def generation(self) -> object:
@@ -709,7 +704,6 @@ class LineDriver:
         return Sleep(lock, waiter.sleepers, min(until, self._line.asleep_until(waiter)) - now)
 
     def _sleep(self, sleep: Sleep) -> None:
-        """Sleep; a thread that is woken wakes the next one that is to be woken."""
         timeout = -1 if sleep.seconds == inf else min(max(sleep.seconds, 0.0), threading.TIMEOUT_MAX)
         is_woken = sleep.lock.acquire(timeout=timeout)
         if sleeping:
@@ -753,7 +747,6 @@ class LineDriver:
     # -- what goes wrong
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
-        """Take note of what the policy has raised, but for KeyboardInterrupt, which is Ctrl-C."""
         if isinstance(error, KeyboardInterrupt):
             raise error
         self._fault = error
@@ -801,7 +794,6 @@ class LineDriver:
 
 
 def _with_answer(lone: LoneCall) -> LoneCall:
-    """Give a lone call, which has come to lead like any other, the answer of its request."""
     (request,) = lone.requests
     lone.result, lone.error = request.result, request.error
     return lone

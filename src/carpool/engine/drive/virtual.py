@@ -302,17 +302,12 @@ class VirtualDriver:
         """Have a new request arrive now, with some attributes such as `lane` or `nbytes`, and
         return it.
         """
-        request = Request(item, self.clock.now + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, self.clock.now + timeout_s, attributes)
         self.enter(request)
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
-        """Have a new request arrive at `when`, and return it."""
-        request = Request(item, when + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, when + timeout_s, attributes)
         self.at(when, lambda: self.enter(request))
         return request
 
@@ -482,6 +477,13 @@ class VirtualDriver:
         self._notice()
         if self._turn_s and (is_idle or crew.queue.size >= crew.lobby.batch_limit):
             self._poll(self.clock.now)
+
+
+def _made(item: Any, deadline: float, attributes: Mapping[str, Any]) -> Request:
+    request = Request(item, deadline)
+    for name, value in attributes.items():
+        setattr(request, name, value)
+    return request
 
 
 def _shown(error: BaseException) -> CarpoolError:

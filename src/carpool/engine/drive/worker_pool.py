@@ -137,7 +137,9 @@ class WorkerPool:
 
     def _received_too_late(self, place: int, frame: Frame) -> None:
         """Count the late results of a worker that was given up: others have its requests by now."""
-        raise NotImplementedError
+        if frame.kind in (FrameKind.REPLY, FrameKind.PARTS):
+            self._crew.late_results += len(frame.ids) - (frame.kind == FrameKind.PARTS)  # whose first id is none
+            self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     # -- starting
 
@@ -160,8 +162,7 @@ class WorkerPool:
             text = (
                 "%s of stage %s will start when others have loaded, since %d may load at a time (max_parallel_starts)"
             )
-            about = {"model": self._driver.stats.name, "stage": self.name}
-            logger.info(text, what, self.name, self._starts.most, extra=about)
+            logger.info(text, what, self.name, self._starts.most, extra=self._about())
         self._has_waiting = waiting > 0
 
     def _start(self, place: int) -> None:
@@ -332,7 +333,6 @@ class WorkerPool:
     # -- workers that are lost
 
     def _lost(self, place: int, why: str) -> None:
-        """Take note that a worker is gone; where it ran is forgotten once that has been logged."""
         self._do_without(place, why)
         stats = self._driver.stats.stages[self.stage]
         stats.elsewhere.pop(place, None)

@@ -605,7 +605,6 @@ class BatchAnswerer:
             self._write_each(results, accepts, reply, writing.encoders)
 
     def _write_each(self, results: list[Any], accepts: bytes, reply: Frame, encoders: Encoders) -> None:
-        """Write the results one by one; those that cannot be written fail."""
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
         failures = FailureReports(self._same_process)
@@ -716,7 +715,6 @@ def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload]
 
 
 def _as_array_block(array: Any, *, copy: bool) -> Block | None:
-    """Return the rows of an array as a block; None if they must be written one by one."""
     try:
         return arrays.block_of_rows(array, copy=copy)
     except BaseException:

@@ -86,7 +86,6 @@ class _Group:
 
     @property
     def sent(self) -> frozenset[int] | None:
-        """What its present `yield` returns."""
         return frozenset(self.alive) if self.has_begun else None
 
 
@@ -178,7 +177,6 @@ async def next_of(generator: Any, sent: Any) -> Any:
 
 
 def _apart(generator: Any, own: Own, beside: Beside | None) -> Any:
-    """Return a generator, or, where it can await something, what runs it in a task."""
     return generator if beside is None or not hasattr(generator, "asend") else beside.apart(generator, own)
 
 

@@ -237,7 +237,6 @@ class MainProgram:
 
 
 def _names_main(packed: Buffer) -> bool:
-    """Report whether a pickle may refer to something that the main program defines."""
     packed = bytes(packed)
     return b"__main__" in packed or _MAIN.encode() in packed
 

@@ -189,7 +189,6 @@ class RemoteSocket(ParentSocket):
                 self._say_so()
 
     def _nothing_comes(self) -> bool:
-        """Wait for something to come; report whether nothing has when the metrics are due."""
         if self._received or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
             return False
         while True:

@@ -705,7 +705,6 @@ async def serve_steps(link: Link, answerer: StepAnswerer, announcer: CallAnnounc
 
 
 def _frame_of(packed: Outs, number: int, measures: Measures, stopped: bool) -> Frame:
-    """Return a report as a frame."""
     buffers = packed.kept if any(packed.kept) else []
     started, stepped = (measures.started, measures.start_s), (measures.stepped, measures.step_s)
     report = wire.ReportHead(stopped, *started, *stepped, buffers)

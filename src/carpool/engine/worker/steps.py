@@ -64,23 +64,6 @@ class Row:
         parts: These parts as callers get them, for a caller that takes the whole answer.
     """
 
-    __slots__ = (
-        "accept",
-        "again",
-        "apart",
-        "apart_until",
-        "begun",
-        "begun_parts",
-        "id",
-        "is_given",
-        "item",
-        "n_parts",
-        "parts",
-        "raw",
-        "state",
-        "takes",
-    )
-
     def __init__(
         self,
         id: int,
