@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any, Protocol
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
@@ -35,11 +35,6 @@ from carpool.engine.observe.snapshot import ServiceSnapshot
 from carpool.engine.observe.stats import Stats
 from carpool.engine.request import NEW, Request
 from carpool.errors import CarpoolError, StartupError, Unavailable
-
-if TYPE_CHECKING:
-    from carpool.engine.drive.lending import Lending, Loan
-    from carpool.engine.drive.pools import StepPool
-    from carpool.engine.drive.worker_pool import WorkerPool
 
 
 class Executor(Protocol):
@@ -83,8 +78,8 @@ class Driver:
         self.clock = clock
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
-        self.lender: Lending | None = None
-        self.loan: Loan | None = None
+        self.lender: Any = None  # `drive/lending.py`, which has both, imports this module
+        self.loan: Any = None
 
         # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
@@ -336,7 +331,8 @@ class Driver:
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         self._is_handing_over = bool(todo.run or todo.orders)
         for order in todo.orders:
-            cast("StepPool", self.executors[order.stage]).send(order)
+            steps: Any = self.executors[order.stage]
+            steps.send(order)
         for batch in todo.run:
             if not batch.ahead:
                 self.stats.stages[batch.stage].started(batch)
@@ -359,7 +355,8 @@ class Driver:
         for stage, place in todo.kill:  # after the parts, as what this worker still sends is handed on at once
             self._give_up(stage, place, late_s)
         for stage, place in todo.drained:
-            cast("WorkerPool", self.executors[stage]).drained(place)
+            pool: Any = self.executors[stage]  # one whose workers may go while the service runs
+            pool.drained(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:

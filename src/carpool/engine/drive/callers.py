@@ -261,6 +261,11 @@ class _PartsReader(Generic[T]):
         self._is_cut = False  # the block was left before all parts were taken
 
     def whole(self, parts: list[Any]) -> Any:
+        """Return the whole answer, once all parts have been taken.
+
+        Args:
+            parts: All of them.
+        """
         stream = self._request.stream
         if stream is None or stream.is_collected:
             return parts[0]
@@ -307,6 +312,7 @@ class _PartsReader(Generic[T]):
     # -- in the loop's thread
 
     def take_part(self, request: Request, part: object) -> None:
+        """Take the next part."""
         self._parts.append(part)  # type: ignore[arg-type]
         if self._unread.add(size_of(part)):  # type: ignore[arg-type]
             self._driver.pause(request, True)

@@ -233,6 +233,8 @@ class VirtualDriver:
             those of the stages before it.
 
     Attributes:
+        core: Decides.
+        clock: The virtual time.
         batches: Every batch that was run, in order.
         answers: Every request that was answered, in order.
         wake_ups: How often the core was asked only because time had passed.
@@ -299,19 +301,25 @@ class VirtualDriver:
         self._at(when, happen)
 
     def submit(self, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
-        """Have a new request arrive now, with some attributes such as `lane` or `nbytes`, and
-        return it.
+        """Have a new request arrive now, and return it.
+
+        Args:
+            item: The request's.
+            timeout_s: How long it may take.
+            attributes: Set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
         """
         request = _made(item, self.clock.now + timeout_s, attributes)
         self.enter(request)
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
+        """Have a new request arrive at `when`, and return it."""
         request = _made(item, when + timeout_s, attributes)
         self.at(when, lambda: self.enter(request))
         return request
 
     def enter(self, request: Request) -> None:
+        """Have an existing request arrive now."""
         self._arrivals.append(request)
         self._notice()
 
