@@ -5,12 +5,11 @@ up again by rows.
 `merge=carpool.pad(...)` joins arrays of different lengths as well: it pads the shorter ones and
 passes their lengths to the function. Anything else needs `merge=` and `split=` functions.
 
-A function's output is cut up by rows and never along another axis. An axis of the output that has
-the padded length may follow the padded axis, or have that length by chance (ten classes, and the
-longest text has ten words), and which is true cannot be seen. A function that takes the lengths can
-cut its results itself. If a function does not take them and its output has the padded length while
-some callers' arrays are shorter, that is an error, because a caller's result would depend on the
-other callers.
+An output is never cut along another axis. An axis of it that has the padded length may follow the
+padded axis, or have that length by chance (ten classes, and the longest text has ten words), and
+which is true cannot be seen. A function that takes the lengths can cut its results itself. If a
+function does not take them and its output has the padded length while some callers' arrays are
+shorter, that is an error, because a caller's result would depend on the other callers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find
 the guilty items.
 
-The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit,
-and the size that failed is reported (`Trouble`), so that later batches are smaller. Any other error
-is a matter of some items: only what failed is halved, breadth first, until the guilty items are
-alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
+Memory is a matter of size: the whole batch is run again in calls that fit, and the size that failed
+is reported (`Trouble`), so that later batches are smaller. Any other error is a matter of some
+items: only what failed is halved, breadth first, until the guilty items are alone. Of n items with
+one guilty that takes 1 + 2·log2(n) calls.
 
 Where the four quarters of a batch all fail, either many items are guilty or the model is broken.
 Items run by themselves show which, one of each quarter in turn. Once some have succeeded, the rest
@@ -21,9 +21,6 @@ that share is used up fails as a whole.
 A model that has returned a wrong number of results may be written for one item, and its list of
 five results for one be taken for the answers to five. So the next number of several that fits is
 not trusted: the batch is run again in halves, and fails as a whole if one of them does not fit.
-
-Which exceptions mean that memory ran out is said here, too, and how the memory of the failed call
-is released before the next one.
 """
 
 from __future__ import annotations

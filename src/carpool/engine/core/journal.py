@@ -1,13 +1,12 @@
 """Where requests have been: the journal of all that happened, and the trail of the stages of each.
 
 The journal is a bounded record of events in their order, for tests and for people who debug. It is
-off by default; the core then has no journal at all, so that it costs one comparison per event.
+off by default; the core then has none at all, so that it costs one comparison per event.
 
 The trail of a request says where its time went, for the error of a caller whose deadline has
 passed. Nothing is noted while a request is in the stage with which its service begins, since its
 own times are enough; each stage that it leaves adds a link, and requests that leave the first one
-together share theirs. A stage begins when the one before ends. The text is made only when it is
-needed.
+together share theirs. A stage begins when the one before ends.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ sort hundreds of requests for each decision would take longer than to decide, so
 levels: eight for each doubling of the length, or one for each length that the model is padded to.
 Requests of one level are taken to be as long as the longest of them, which is at most 9 % more.
 
-The sorted line exists only while a decision is made. A picked request leaves no entry in its lane's
-list, which is rebuilt instead (20 µs for 256): an entry of a request that waits in another stage
-would count here.
+A picked request leaves no entry in its lane's list, which is rebuilt instead (20 µs for 256): an
+entry of a request that waits in another stage would count here.
 """
 
 from __future__ import annotations

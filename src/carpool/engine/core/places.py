@@ -2,12 +2,12 @@
 which has served which key. Sans-IO.
 
 A worker that is to go gets nothing more. It finishes what it has, a batch ahead included, and is
-then reported once (`take_drained`), so that it can be ended without the loss of a request.
+then reported once (`take_drained`).
 
-Where different keys never share a batch, to serve another key than before may cost a worker
-something: weights of an adapter to load, a language's tables. So the worker that served a key last
-is preferred for it. And a key may be held to a number of workers, so that a busy one leaves some
-for the others. What is kept is bounded by the number of workers, however many keys come by.
+To serve another key than before may cost a worker something: weights of an adapter to load, a
+language's tables. So the worker that served a key last is preferred for it. And a key may be held
+to a number of workers, so that a busy one leaves some for the others. What is kept is bounded by
+the number of workers, however many keys come by.
 """
 
 from __future__ import annotations

@@ -2,15 +2,12 @@
 
 Priorities age, so that no lane starves: a lane rises by one level for each `ageing_s` that it waits
 and nothing is taken from it, and is back at its own level once something was. It is not the age of
-single requests that counts: those of a lane that is served, however many it holds, have no reason
-to go before others. So a crowd of low priority delays a newcomer of higher priority by one batch at
-most for each lower priority in use, and a crowd of high priority holds up a lower one by no more
-than `ageing_s` a level. All lanes age alike, so their order changes only when one is served or
-opened, and can be kept instead of worked out for each question. (Ageing is that of operating
-systems' schedulers, see Silberschatz et al., "Operating System Concepts", on priority scheduling.)
-
-The requests of one lane are in `core/lane_queue.py`. Nothing here uses policies, workers or
-clocks.
+single requests that counts: those of a lane that is served have no reason to go before others. So a
+crowd of low priority delays a newcomer of higher priority by one batch at most for each lower
+priority in use, and a crowd of high priority holds up a lower one by no more than `ageing_s` a
+level. All lanes age alike, so their order changes only when one is served or opened. (Ageing is
+that of operating systems' schedulers, see Silberschatz et al., "Operating System Concepts", on
+priority scheduling.)
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In each of them newcomers are there, loaded, warmed up and checked by their examples, before an old
 worker goes. If one of them fails, all of them go again, and the old workers stay. There is one
-change at a time that the user asks for. A service also changes something by itself, where a stage
-asks for it: it replaces worn workers, and adds and takes away some as the load rises and falls. It
-looks once a second, and does nothing while the user changes something.
+change at a time that the user asks for. Beside it a service replaces worn workers, and adds and
+takes away some as the load rises and falls. It looks once a second, and does nothing while the user
+changes something.
 """
 
 from __future__ import annotations

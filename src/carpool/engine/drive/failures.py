@@ -1,5 +1,6 @@
 """Failures and refusals in drivers: the outcome of a batch of a batch function, with the exceptions
-that its callers get, smaller batches where memory ran out, and the log about refused requests.
+that its callers get, smaller batches where memory ran out, and the log about refused requests,
+which has a few lines for all.
 
 An exception that several callers share goes to the first as it is and to the others as copies,
 since each raise adds to its traceback. Some exceptions have a meaning for the code that calls,
@@ -10,8 +11,6 @@ awaits or iterates, and would mislead it here:
   cause, as in generators (PEP 479).
 * GeneratorExit and CancelledError mean "you are being ended", which the caller is not. They become
   a ModelError.
-
-The log has not one line for each refused or late request, but a few for all.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ decisions. All events of one moment are delivered before anything is decided, as
 real loop; arrivals that are known to come in order are drawn one by one from a feed and never enter
 the heap. What a real driver adds, the way to a worker and the turn of its loop, are two numbers.
 
-A worker of a stage of steps steps its set as a real one does. The user's function makes the parts
-of an item; starting and stepping take the seconds that the costs say. Between two steps the worker
-reads the orders that have come, and it waits for one only if it has stopped.
+A worker of a stage of steps reads orders between two steps as a real one does; starting and
+stepping take the seconds that the costs say.
 """
 
 from __future__ import annotations

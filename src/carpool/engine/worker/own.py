@@ -2,18 +2,16 @@
 results go.
 
 A value that user code may still change is copied before the next call of it, which may fill the
-same memory again.
-
-What a model's hooks hand to each other never leaves its worker and may be anything, such as a
-document that takes its whole vocabulary along where it is pickled. There only plain data is copied:
-containers, arrays, tensors and records.
+same memory again. What a model's hooks hand to each other never leaves its worker and may be
+anything, such as a document that takes its whole vocabulary along where it is pickled. There only
+plain data is copied: containers, arrays, tensors and records.
 
 Failed items are reported by an outcome and a report for each, with the exception itself where that
 can travel.
 
-A stage may stand at several places of a graph. As far as its workers see them, places differ in
-what becomes of a result, and alike ones are one `Spot`. Each item comes with the number of its
-spot, beside the encoding that its caller wants.
+A stage may stand at several places of a graph. Those that differ for its workers, in what becomes
+of a result, are a `Spot` each. Each item comes with the number of its spot, beside the encoding
+that its caller wants.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Where a worker runs: which one of its stage it is, on which cores, with how many threads of BLAS
 and OpenMP, and which accelerators it sees.
 
-A model can ask which worker it runs in. Threads and tasks of one process each have their own
-answer. In a worker process there is one answer for all of its threads, those that the model starts
-included.
+A model can ask which worker it runs in: threads and tasks of one process each have their own
+answer, and all threads of a worker process have one.
 
 BLAS and OpenMP start a thread for every core unless an environment variable says otherwise. Several
 workers then have more threads than there are cores, and so does a container that may use fewer

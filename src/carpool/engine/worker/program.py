@@ -1,14 +1,14 @@
-"""The setup of a worker, which it gets before it loads its model (pickled): how to call it, and
-all that must be the same there for it to be found.
+"""The setup of a worker, which it gets before it loads its model (pickled): how to call it, and all
+that must be the same there for it to be found.
 
 A model travels as a reference (pickle: module and name), so the worker needs the parent's import
 path, and for models of `__main__` the parent's main file. The worker runs that file under the name
 `__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
 skipped; on both sides the module has both names.
 
-A main program without a file that can be run again (a notebook, a prompt, `python -c`, standard
-input) cannot be looked into by a worker. What is defined there goes to it by value, written by
-cloudpickle if that is installed, and the worker's `__main__` then holds the classes that came.
+What is defined in a main program without such a file (a notebook, a prompt, `python -c`, standard
+input) goes to a worker by value, written by cloudpickle if that is installed, and the worker's
+`__main__` then holds the classes that came.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A worker that comes by itself: it connects to a service, proves itself, and answers batches.
 
 `carpool worker` runs it in a process that the user has started, and on a Ray cluster an actor does.
-The process has its own standard output and environment, and ends when the connection does. A thread
-that watches the connection ends it if user code hangs then. What its model counts in metrics of its
-own goes over the connection, from the thread that answers: TLS does not let another one write while
-that one reads.
+The process ends when the connection does; a thread that watches the connection ends it if user code
+hangs then. What its model counts in metrics of its own goes over the connection, from the thread
+that answers: TLS does not let another one write while that one reads.
 """
 
 from __future__ import annotations

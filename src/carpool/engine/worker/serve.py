@@ -22,8 +22,7 @@ A model that answers in parts has another loop, which steps its running set with
         Runner.step              ... a call of the model for all that run
       _send_report               one frame with all that has come of it
 
-One report follows each order and each step. It says which order was the last one that was followed,
-and whether the worker waits for another. What it says of times leaves nothing out but waiting: a
+One report follows each order and each step. What it says of times leaves nothing out but waiting: a
 step has taken all that lies between it and the one before, but for starting those who have joined.
 So policies learn how far apart parts really come.
 

@@ -6,8 +6,8 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 * `start` and `resume`: the streams are started again in halves, until the guilty ones are alone;
 * `step`: what the states hold then is not defined, so all that were stepped are stopped, and begin
   again in halves, each of which makes one step at once. A stream that has had parts can do so only
-  by `resume`. One that has lost steps by it, since no part shows them, comes to the step that
-  has raised only after some others; until then its half is stepped in calls of its own;
+  by `resume`. One that has lost steps by it comes to the step that has raised only after some
+  others; until then its half is stepped in calls of its own;
 * a result of the wrong length fails all that were in the call;
 * out of memory is no stream's fault: the newest half is given back to the coordinator;
 * an exception in the place of a part, and what `postprocess` or `collect` raises, fails its stream;
@@ -48,7 +48,6 @@ class Row:
     """One stream in a running set.
 
     Attributes:
-        id: Its request's.
         item: Its item as `start` gets it.
         again: Returns the item once more, as it came; None if it will not begin again.
         is_given: Whether the model has been given the item, and may have changed it.
@@ -56,8 +55,8 @@ class Row:
         takes: What its caller takes, see `wire/order.py`.
         state: What `start` or `resume` has returned.
         n_parts: How many parts the model has given.
-        begun: How many steps the runner had made when the state was made.
-        begun_parts: How many parts the model had given then.
+        begun: How many steps the runner had made when the state was made, and `begun_parts` how
+            many parts the model had given then.
         apart: The number of the half with which it is stepped apart from others; 0 if it is not.
         apart_until: The last step of the runner that is made so.
         raw: These parts, for `resume`; empty if the model has none.
@@ -87,14 +86,8 @@ class Row:
 
 
 class Lineup:
-    """The rows of one step, and what is the same in every step of theirs.
-
-    Attributes:
-        rows: The rows.
-        states: Their states.
-        ids: Their streams.
-        accept: The encoding that all of their callers want; -1 if they differ.
-        all_take_parts: Whether all of their callers take parts, and nothing else.
+    """The rows of one step, and what is the same in every step of theirs: the encoding that all of
+    their callers want, -1 if they differ, and whether all of them take parts, and nothing else.
     """
 
     __slots__ = ("accept", "all_take_parts", "ids", "rows", "states")
