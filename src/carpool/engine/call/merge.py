@@ -97,7 +97,6 @@ def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> C
 
 
 def cutter_for(chunks: list[Any]) -> Callable[[Any], list[Any]]:
-    """Return a function that cuts an output into parts with as many rows as the chunks have now."""
     counts = [count_rows(chunk) for chunk in chunks]
     return lambda output: split(output, counts)
 

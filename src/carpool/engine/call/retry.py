@@ -264,7 +264,6 @@ class Retrier:
         return self._budget_s > 0
 
     def charge(self, seconds: float) -> None:
-        """Take the seconds for which a batch has been run again off the budget."""
         self._budget_s -= seconds
         self._rerun_s += seconds
 
@@ -330,7 +329,6 @@ class _Retry:
         self._reported = trouble
 
     async def run(self, error: BaseException) -> list[Any]:
-        """Return all results, after the call for all items has raised `error`."""
         self._handle_failure(0, len(self._items), error)
         while self._todo or self._raised:
             while self._todo:

@@ -103,7 +103,6 @@ class Batch:
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next of its requests expires; infinity if no caller waits for it any more."""
         return min([request.deadline for request in self.requests if request.state == RUNNING], default=inf)
 
     @property
@@ -125,7 +124,6 @@ class Batch:
         return self._is_first
 
     def expire(self, now: float) -> list[Request]:
-        """Return the requests whose deadline has passed; they are now done."""
         expired = [request for request in self.requests if request.state == RUNNING and request.deadline <= now]
         for request in expired:
             request.state = DONE

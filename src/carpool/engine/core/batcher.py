@@ -111,7 +111,6 @@ class Batcher:
 
     @property
     def made(self) -> int:
-        """How many batches it has made so far, and lone calls."""
         return self._batch_ids
 
     @property
@@ -124,7 +123,6 @@ class Batcher:
         return bool(self._idle or self.in_flight or self.places.lent) or self.places.are_slots
 
     def caller_changed(self, now: float, request: Request) -> None:
-        """Do as the caller of a request wants which a worker has; see `Crew`."""
         if request.state == DONE:
             request.deadline = min(request.deadline, now)  # no caller waits for it from now on
             self.lobby.look_at(request.deadline + self.times.least_s)
@@ -165,7 +163,6 @@ class Batcher:
         return gone._replace(is_guilty=len(batch) == 1 and batch.requests[0].losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
-        """Return, once, the places of workers that were to go and have nothing left to do."""
         return self.places.take_drained(self.in_flight.keys() | self.places.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
@@ -313,7 +310,6 @@ class Batcher:
             self.times.learn_costs(self.lobby.batch_limit)
 
     def cost_s(self, size: int) -> float:
-        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
         seconds = self.lobby.cost_s(size)
         return self.times.cost_s(size) if seconds is None else seconds
 

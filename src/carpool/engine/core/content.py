@@ -47,7 +47,6 @@ class Plain:
         return 0
 
     def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
-        """Return the name of the item's branch. Raises ModelError."""
         try:
             return choose(item)
         except CarpoolError:
@@ -60,12 +59,10 @@ class Plain:
         return item
 
     def items(self, item: Any, format: int, most: float) -> list[Any]:
-        """Return the items of a list or tuple. Raises ModelError."""
         check_list(item, most)
         return list(item)
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return a list, a tuple or a dict, as the block says."""
         if block.names is not None:
             return dict(zip(block.names, results, strict=True))
         return tuple(results) if block.is_tuple else list(results)

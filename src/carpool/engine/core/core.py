@@ -147,7 +147,6 @@ class Core:
         return sum([flow.unanswered for flow in self.flows])
 
     def offered(self, stage: int) -> int:
-        """Return how many requests have come to a stage so far, those refused included."""
         crew = self.crews[stage]
         first = {node.flow for node in crew.lobby.nodes if node.is_first}
         at_doors: int = sum([flow.refused + flow.alone for flow in first])
@@ -194,7 +193,6 @@ class Core:
         self._transit.withdraw(now, request)
 
     def suffice(self, now: float, request: Request) -> None:
-        """Note that a caller has all that it wants of a stream: its answer is complete."""
         if request.state in (QUEUED, RUNNING):
             self._transit.withdraw(now, request)
             self._transit.answer(now, request)
@@ -249,7 +247,6 @@ class Core:
         self.hold(False)
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests, and fail all that are inside."""
         self.close(error)
         fail = self._transit.fail
         for door in self.doors:
@@ -423,7 +420,6 @@ class Core:
     # -- what to do
 
     def poll(self, now: float) -> Todo:
-        """Return all there is to do now, because of what happened or because time has passed."""
         todo = self._todo
         for flow in self.flows:
             if flow.slo_s < inf:
@@ -461,7 +457,6 @@ class Core:
         return bool(self._transit.answers)
 
     def collect_answers(self) -> list[Request]:
-        """Return the requests answered since the last poll, where nothing is to be done now."""
         transit = self._transit
         answers, transit.answers = transit.answers, []
         return answers

@@ -90,7 +90,6 @@ class Flow:
 
     @property
     def door(self) -> Queue:
-        """The requests at the first door; mostly there is no other."""
         return self.doors[0].queue
 
     @property
@@ -257,7 +256,6 @@ class Flow:
                     self._transit.begin(now, part, door)
 
     def admit_lone(self, began: float, request: Request, id: int) -> None:
-        """Admit a request that a worker has had since it `began`, under this id."""
         self._stamp(began, (request,))
         self._transit.last_id += 1
         self.admitted += 1
@@ -377,7 +375,6 @@ class Flow:
         return any(door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes) for door in self.doors)
 
     def fill(self, now: float) -> bool:
-        """Let requests in from the doors while there is room; report whether any came in."""
         has_any = False
         for door in self.doors:
             while door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes):

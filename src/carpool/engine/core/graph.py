@@ -156,7 +156,6 @@ class Node:
 
     @property
     def running(self) -> int:
-        """How many requests workers have that have come from here."""
         crew: NodeWorkers = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
 
@@ -178,7 +177,6 @@ class Node:
         return queue.max_size - taken
 
     def room(self) -> float:
-        """Return how many requests may be handed to workers here now."""
         if self.is_held:
             return 0
         for each in self.doors:

@@ -82,7 +82,6 @@ class LaneQueue:
         self._earliest: tuple[Earliest[Request], ...] = ()  # by arrival, and by deadline, once they are watched
 
     def reset(self) -> None:
-        """Forget what has left; no request waits."""
         self.entries.clear()
         self.head = self.dead = self.more = 0
         self.head_is_oldest = self.head_expires_first = True
@@ -137,7 +136,6 @@ class LaneQueue:
         return found
 
     def take(self, n: int) -> list[Request]:
-        """Remove and return the next `n` requests that wait, or all if fewer do."""
         taken = self.peek(n)
         self.head += len(taken)
         self.live -= len(taken)
@@ -149,7 +147,6 @@ class LaneQueue:
         return taken
 
     def skip_dead(self) -> None:
-        """Move the head to the first request that waits."""
         while self.dead and self.entries[self.head].state != QUEUED:
             self.head += 1
             self.dead -= 1
@@ -168,7 +165,6 @@ class LaneQueue:
 
     @property
     def earliest_due(self) -> float:
-        """When the next of its requests should be answered; infinity if none waits."""
         if not self.live:
             return inf
         if self.dead:
@@ -177,7 +173,6 @@ class LaneQueue:
 
     @property
     def oldest_arrival(self) -> float:
-        """When the one that has waited longest arrived; infinity if none waits."""
         if not self.live:
             return inf
         if self.head_is_oldest:
@@ -187,7 +182,6 @@ class LaneQueue:
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next of its requests expires; infinity if none waits."""
         if not self.live:
             return inf
         if self.head_expires_first:
@@ -235,7 +229,6 @@ class LaneQueue:
         return max(0, earlier - self.head - self.dead)
 
     def behind_the_first(self, n: int) -> Iterator[Request]:
-        """Yield all that wait but the first `n`, the last one first."""
         left = self.live - n
         for i in range(len(self.entries) - 1, self.head - 1, -1):
             if left <= 0:

@@ -30,7 +30,6 @@ def level_of(length: int) -> int:
 
 
 def one_level(length: int) -> int:
-    """Return the same level for each length, where only keys matter."""
     return 0
 
 
@@ -101,7 +100,6 @@ class Levels:
             self._longest[at] = length
 
     def put_back(self, request: Request) -> None:
-        """Put in a request that was taken before, ahead of those that came after it."""
         self.add(request)
         at = self._level_of(request.length)
         in_order = sorted(self._by_level[at], key=lambda each: each.arrived)
@@ -117,7 +115,6 @@ class Levels:
 
     @property
     def earliest_due(self) -> float:
-        """When the first of its requests is due; infinity if none waits."""
         if self.allowance_s == inf:
             return inf
         if self.allowance_s:  # the oldest of each level is due first

@@ -179,7 +179,6 @@ class Line:
         return min(waiter.deadline, self._next_leader_until) if self.next_leader is waiter else waiter.deadline
 
     def stop_waiting(self, waiter: Waiter) -> None:
-        """Let the waiter's thread do something else; its requests stay in the line."""
         if self.next_leader is waiter:
             self.next_leader = None
             self._choose_next_leader()
@@ -277,13 +276,11 @@ class Line:
     # -- the end
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from now on; those inside are run."""
         if self.lone is not None:
             self._catch_up()
         self.core.close(error)
 
     def fail(self, now: float, error: CarpoolError, thread: object) -> None:
-        """Fail all requests inside and all that come: the policy has raised in this thread."""
         if self.lone is not None:
             self._catch_up()
         self.core.abort(now, error)

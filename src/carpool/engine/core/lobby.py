@@ -113,7 +113,6 @@ class Lobby:
         self.predicts = self._predictor is not None
 
     def failed(self, error: BaseException) -> None:
-        """Serve greedily from now on, without the policy, as it has raised."""
         if self.on_fault is None:
             raise error
         self.on_fault(self.name, error)
@@ -133,7 +132,6 @@ class Lobby:
             return None
 
     def decide(self) -> Decision:
-        """Return what the policy says to `view`, if that is possible."""
         view = self.view
         try:
             decision = self.policy.decide(view)
@@ -161,7 +159,6 @@ class Lobby:
             self.failed(error)
 
     def cost_s(self, size: int) -> float | None:
-        """Return the policy's learned seconds of a batch of `size`; None if it has none."""
         return self.guarded(self.policy.cost_s, size)  # type: ignore[no-any-return]
 
     def predicted_wait_s(self, units_before: int, workers: int) -> float | None:
@@ -174,7 +171,6 @@ class Lobby:
 
     @property
     def lone_slack_s(self) -> float:
-        """How much time a lone request must have to go at once, by the policy."""
         try:
             return self.policy.lone_slack_s
         except BaseException as error:
@@ -246,7 +242,6 @@ class Lobby:
             self.guarded(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         free = [request for request in requests if not request.losses]  # for policies there is no quarantine
         if free:
@@ -303,7 +298,6 @@ class Lobby:
     # -- requests go
 
     def leave(self, now: float, request: Request) -> None:
-        """Remove a queued request whose caller has gone; it is now done."""
         self.queue.remove(request)
         self.guarded(self.policy.left, now, request)
 
@@ -317,7 +311,6 @@ class Lobby:
         return [] if any(map(_has_had_parts, found)) else found
 
     def displace(self, now: float, request: Request) -> None:
-        """Remove a queued request for one of a higher priority; it is now done."""
         self.guarded(self.policy.left, now, request)
         self.queue.evict(request)
 
@@ -334,7 +327,6 @@ class Lobby:
         return [Expiry(request, None) for request in waited]
 
     def look_at(self, when: float) -> None:
-        """Have the crew's `attend` called at `when`, if not before."""
         if when < self.attention_at:
             self.attention_at = when
 
@@ -391,7 +383,6 @@ def acquit(request: Request) -> None:
 
 
 def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
-    """Return the error of a request that is not run again after its worker was lost."""
     if request.losses < MOST_LOSSES:
         text = f"a worker of stage {stage} died with this request"
         if given_up:

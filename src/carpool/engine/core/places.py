@@ -35,7 +35,6 @@ class Places:
         self._made: dict[int, set[Hashable]] = {}  # by place, the kinds of calls that it has made
 
     def is_first(self, place: int, kind: Hashable) -> bool:
-        """Note that a worker has made a call; report whether it was its first one of this kind."""
         if self.are_slots:
             place = 0
         made = self._made.get(place)
@@ -112,6 +111,5 @@ class KeyedWorkers:
         self._runs.pop(place, None)
 
     def lost(self, place: int) -> None:
-        """Note that a worker is gone; its successor has served no key."""
         self._runs.pop(place, None)
         self._last.pop(place, None)

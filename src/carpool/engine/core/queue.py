@@ -99,7 +99,6 @@ class Queue:
 
     @property
     def lanes(self) -> int:
-        """How many priorities, keys and buckets wait side by side."""
         return len(self._order)
 
     @property
@@ -268,7 +267,6 @@ class Queue:
         self._of_source = {}
 
     def of_source(self, source: Hashable) -> Sequence[int]:
-        """Return how many requests of a source wait, and how many bytes they hold."""
         assert self._of_source is not None
         return self._of_source.get(source, _NONE)
 
@@ -359,7 +357,6 @@ class Queue:
         return self._order
 
     def remove(self, request: Request) -> None:
-        """Remove a request that leaves early; it is now done."""
         if request.state != QUEUED:
             raise ValueError(f"{request!r} is not queued")
         lane_queue = self._lanes[request.lane]
@@ -378,7 +375,6 @@ class Queue:
         self._has_less(lane_queue)
 
     def expired(self, now: float) -> list[Request]:
-        """Return every request whose deadline has passed; they stay in the queue."""
         late = self.deadlines.until(now, self._lanes.values, len(self._lanes))
         return [request for lane_queue in late for request in lane_queue.expired(now)]
 
@@ -528,7 +524,6 @@ class WithoutLanes:
 
     @property
     def lanes(self) -> int:
-        """How many priorities and keys wait side by side."""
         return self._queue.lanes - len(self._held)
 
     @property
@@ -541,17 +536,14 @@ class WithoutLanes:
 
     @property
     def earliest_due(self) -> float:
-        """When the next request should be answered; infinity when none waits."""
         return self._queue.least(self._queue.dues, self._held)
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next request expires; infinity when none waits."""
         return self._queue.least(self._queue.deadlines, self._held)
 
     @property
     def oldest_arrival(self) -> float:
-        """When the request that has waited longest arrived; infinity when none waits."""
         return self._queue.least(self._queue.arrivals, self._held)
 
     @property
@@ -559,5 +551,4 @@ class WithoutLanes:
         return [] if self._first is None else self._queue.levels_from(self._first, self._held)
 
     def peek(self, n: int) -> list[Request]:
-        """Return the next `n` requests, or fewer if fewer may share a batch."""
         return [] if self._first is None else self._queue.peek_from(self._first, n, self._held)

@@ -238,7 +238,6 @@ class Roster:
         return [place for place, record in self._startable if record.start_at <= now]
 
     def next_start(self) -> float:
-        """Return when the next start is due; infinity if none is."""
         if self.failed or self.stopping:
             return inf
         return min((record.start_at for _, record in self._startable), default=inf)
@@ -268,7 +267,6 @@ class Roster:
         record.state = state
 
     def finished_batch(self) -> None:
-        """Count deaths anew, since some worker of the stage has finished a batch."""
         self._deaths_in_a_row = self._forgiven_in_a_row = 0
         self._works = True
 
@@ -415,7 +413,6 @@ class Recycling:
         self._calls[place] = self._calls.get(place, 0) + calls
 
     def measured(self, place: int, memory_mb: float) -> None:
-        """Note how much memory the process of a worker holds, in MiB."""
         self._memory_mb[place] = memory_mb
 
     def due(self, now: float) -> Worn | None:

@@ -177,7 +177,6 @@ class RunningSet:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether a step is under way, or about to begin."""
         return not self.is_stopped
 
     @property

@@ -177,7 +177,6 @@ class Stepper:
 
     @property
     def idle(self) -> int:
-        """How many workers a request could join now."""
         return sum([self._is_open(running) and len(running) < self.rows for running in self.sets.values()])
 
     @property
@@ -327,7 +326,6 @@ class Stepper:
         return gone._replace(is_guilty=suspect is not None and suspect.losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
-        """Return, once, the places of workers that were to go and have no streams left."""
         drained = self.places.take_drained([place for place in self.leaving if not self.is_empty(place)])
         for place in drained:
             self.sets.pop(place, None)

@@ -91,7 +91,6 @@ class Times:
         return batch.started + (self.ahead_s if batch.ahead and self.ahead_s else self.usual_s)
 
     def learn_usual(self, took_s: float) -> None:
-        """Learn what a batch, or the first part of a stream, usually takes."""
         self.usual_s += (took_s - self.usual_s) * (0.2 if self.usual_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
             self.fastest_s = min(took_s, self.usual_s)  # which may be less, after batches of no time at all
@@ -126,7 +125,6 @@ class Times:
         self._cost = self._cost or CostModel(limit)
 
     def cost_s(self, size: int) -> float:
-        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
         return self._cost.seconds(size) if self._cost is not None and self._cost.samples else 0.0
 
     def _learn_cost(self, cost: CostModel, size: int, seconds: float) -> None:
@@ -157,7 +155,6 @@ class Times:
         return until, self.why(started, unwanted_since, size) if until <= now else ""
 
     def hint(self, ran_s: float) -> str:
-        """Return what else to say to a caller whose time is up while the call goes on."""
         if not self.learns or ran_s < self._unwanted_s:
             return ""
         return f"; the call goes on for {self._unwanted_s:.3g} s at most if nobody waits for it: see max_batch_time_s"

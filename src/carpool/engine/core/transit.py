@@ -257,7 +257,6 @@ class Transit:
             self._go_on(now, request, node.after, result, turn, moves, is_encoded=True)
 
     def _answer_early(self, now: float, request: Request, result: object) -> None:
-        """Answer with a result that needs nothing more, whatever else has become of the request."""
         while type(family := request.caller) is Siblings:
             request.state = DONE
             request = family.parent
@@ -435,7 +434,6 @@ class Transit:
                 self._go_on(now, child, branch, child.item, None, moves, is_new=is_new)
 
     def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
-        """Have a request wait for a node with an item, if that can be weighed; else it fails."""
         if is_new:
             if not self._weigh(now, request, node, item):
                 return False

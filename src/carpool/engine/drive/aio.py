@@ -141,7 +141,6 @@ class Driver:
         self._refusal_log.log_all()
 
     def abort(self) -> None:
-        """Fail all requests inside, and refuse all that come."""
         self.recall()
         self.core.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
@@ -219,7 +218,6 @@ class Driver:
         self._poll_soon()
 
     def pause(self, request: Request, is_paused: bool) -> None:
-        """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
         self.core.pause(now, request, is_paused)
         self.stats.paused(now, request, is_paused)
@@ -245,7 +243,6 @@ class Driver:
         self.poll()
 
     def drain(self, stage: int, place: int) -> None:
-        """Let a worker get nothing more; its executor ends it once it has nothing left."""
         self.core.drain(stage, place)
         self.poll()
 
@@ -478,7 +475,6 @@ class Driver:
     # -- the worker that is lent
 
     def recall(self) -> None:
-        """Take back the worker that is lent to callers' threads, if one is."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.recall()
@@ -490,7 +486,6 @@ class Driver:
             self.lender.settle()
 
     def took_back(self, batch: Batch | None) -> None:
-        """Take note that the worker is back, perhaps with a batch that it has had for a while."""
         if batch is not None:
             self.stats.stages[batch.stage].started(batch)
         self._poll_soon()

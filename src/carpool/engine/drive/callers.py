@@ -84,7 +84,6 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
 
 
 def result_of(request: Request) -> Any:
-    """Return the result of a request that is done, as an object, or raise its error."""
     if request.error is not None:
         raise error_of(request)
     return load_result(request.result)
@@ -151,7 +150,6 @@ class TaskCaller:
             self.done.set_result(None)
 
     def answered(self, request: Request) -> None:
-        """Wake the task, unless it has been cancelled."""
         self.set()
 
     async def wait(self) -> None:
@@ -230,7 +228,6 @@ class Unread:
         return self.is_paused and self._is_half_read
 
     def take_all(self) -> None:
-        """Count all parts that have come as taken."""
         self._taken = self._added
 
     def go_on(self) -> bool:

@@ -128,7 +128,6 @@ class FrameSocket:
             self._behind_reply += encode(frame)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         if self.is_open:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
@@ -224,7 +223,6 @@ class FrameSocket:
             on_end(why, error)
 
     def abandon(self) -> None:
-        """End the connection without a call; the loop may have ended."""
         if not self.is_open:
             return
         self.is_open = False

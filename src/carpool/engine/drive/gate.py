@@ -169,7 +169,6 @@ class Gate:
         self.abandon()
 
     def abandon(self) -> None:
-        """Listen no more, without the loop, which ends or has ended."""
         for sock in self._listening:
             if not self._loop.is_closed():
                 self._loop.remove_reader(sock.fileno())
@@ -428,11 +427,9 @@ class JoinedWorker:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch sent last, as the worker has not read it."""
         return self._trusts_resets and self._connection.has_unread_frame
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         self._connection.close_input()
 
     def catch_up(self) -> bool:
@@ -442,7 +439,6 @@ class JoinedWorker:
         self._connection.on_frame = on_frame
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Close the sending side of a worker that hangs, and the connection a second later."""
         self._ended_because = self._ended_because or why
         self.listen_to(on_frame)
         self._connection.close_input()
@@ -454,7 +450,6 @@ class JoinedWorker:
         self._loop.call_soon(self._connection.close, "its connection was closed by the service")
 
     def abandon(self) -> None:
-        """Close the connection without the loop, which ends or has ended."""
         self._connection.abandon()
         if not self._loop.is_closed() and not self._ended.done():
             self._ended.set_result(None)

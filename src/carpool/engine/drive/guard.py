@@ -73,7 +73,6 @@ class Guard:
         self._send(b"-%d\n" % group)
 
     async def close(self) -> None:
-        """End it without its killing anything."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -93,7 +92,6 @@ class Guard:
                 process.wait()
 
     def abandon(self) -> None:
-        """End it and let go of it without the loop, which ends or has ended."""
         process, self._closed = self._process, True
         if process is None:
             return

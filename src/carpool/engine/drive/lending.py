@@ -120,7 +120,6 @@ class _Bell:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def ring(self) -> None:
-        """Wake it; whoever waits later is woken at once."""
         os.eventfd_write(self.fd, 1)
 
     def __del__(self) -> None:
@@ -270,7 +269,6 @@ class Lending:
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done, and lend the worker if that is worth it."""
         n = len(todo.answer)
         if not n or self._driver.loan is not None:
             return

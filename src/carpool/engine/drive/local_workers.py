@@ -80,7 +80,6 @@ class _LocalWorker:
         return False
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Print where it hangs, and leave it to itself."""
         self._on_frame = on_frame
         name = f"{self._setup.stage}/{self._setup.place}"
         for line in self._stack().splitlines():
@@ -132,11 +131,9 @@ class ThreadWorker(_LocalWorker):
         self._inbox.put(frame)
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         self._forget()
 
     def kill(self, why: str = "") -> None:
-        """Have nothing more to do with it; once its present call returns, it ends."""
         super().kill(why)
         self._forget()
 
@@ -145,7 +142,6 @@ class ThreadWorker(_LocalWorker):
         self._forget()
 
     def _forget(self) -> None:
-        """Have it end after its present call, without the frames that it has not begun with."""
         with suppress(Empty):
             while True:
                 self._inbox.get_nowait()
@@ -216,7 +212,6 @@ class LoopWorker(_LocalWorker):
         self._put(frame)
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         self._put(None)
 
     def kill(self, why: str = "") -> None:

@@ -206,11 +206,9 @@ class WorkerProcess:
         return None if self._pidfd is None else self._connection.lend(recall)
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again; see `FrameSocket.take_back`."""
         self._connection.take_back(unread)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         self._connection.close_input()
 
     @property
@@ -245,7 +243,6 @@ class WorkerProcess:
                 end(self._process.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """End the process and let go of everything without the loop, which ends or has ended."""
         self.kill()
         if self._life is _Life.REAPED:
             return

@@ -107,7 +107,6 @@ class TaskPool:
         self._driver.completed(reply)
 
     def _drivers_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
-        """Return the drivers whose batches wait for a batch of these requests, its own included."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here

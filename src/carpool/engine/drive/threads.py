@@ -515,7 +515,6 @@ class LineDriver:
         self.wait(waiter, run)
 
     def check_reentry(self) -> None:
-        """Raise RuntimeError if this thread would wait for itself."""
         leads = leading.get(get_ident())
         if leads is not None and self in leads:
             raise RuntimeError(

@@ -398,7 +398,6 @@ class VirtualDriver:
         self.core.worker_ready(stage, place)
 
     def _reported(self, report: SetReport) -> None:
-        """Pass on what a worker of steps says; one that has stopped gets its order at once."""
         self.core.reported(self.clock.now, report)
         self._notice()
         if report.stopped and self._turn_s:

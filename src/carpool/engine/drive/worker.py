@@ -244,7 +244,6 @@ class Turnover:
             self.drained(place)
 
     def drained(self, place: int) -> None:
-        """Have a worker end that was to go and has nothing left to do."""
         worker = self._workers.get(place)
         if worker is not None and place not in self._ending:
             worker.close_input()
@@ -283,11 +282,9 @@ class Turnover:
         return record.is_new or record.is_leaving
 
     def is_ending(self, place: int) -> bool:
-        """Report whether a worker was asked to end since it had nothing left to do."""
         return place in self._ending
 
     def gone(self, place: int, cause: str) -> None:
-        """Note that a newcomer, or a worker that was to go, has ended: its place is removed."""
         newcomer = self._newcomers.pop(place, None)
         if newcomer is not None and not newcomer.done():
             _fail(newcomer, StartupError(cause))

@@ -118,7 +118,6 @@ class WorkerPool:
         raise NotImplementedError
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
         raise NotImplementedError
 
     def moves_out(self, is_late: bool) -> bool:
@@ -192,7 +191,6 @@ class WorkerPool:
         return f"stage {self.name} is closing, or has failed" if self.roster.stopping or self.roster.failed else ""
 
     def admit(self, sock: socket.socket, hello: Hello) -> None:
-        """Let a worker join that has come by itself and proven itself."""
         place = self.roster.admit()
         self._began[place] = self._driver.clock()
         on_frame, on_lost = partial(self._received, place), partial(self._lost, place)
@@ -300,7 +298,6 @@ class WorkerPool:
             worker.close_input()
 
     def abandon(self) -> None:
-        """End every worker without the loop, which ends or has ended."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.abandon()
@@ -310,7 +307,6 @@ class WorkerPool:
         self.turnover.drained(place)
 
     async def stop(self, grace_s: float) -> None:
-        """End all workers; those that take longer than `grace_s` for their teardown are killed."""
         self.roster.stopping = True
         self.turnover.fail(Unavailable("the service is stopping", code="stopped"))
         if self._timer is not None:
@@ -416,7 +412,6 @@ class WorkerPool:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have others run what a lost worker owed; report whether a request is to blame."""
         unread = self._unread_by(place, has_unread_batch)
         if unread is None:
             self._driver.worker_left(self.stage, place)

@@ -384,7 +384,6 @@ class BatchAnswerer:
         return await self._decode_each(frame, now, inf, self.trouble) if values is None else list(values)
 
     async def tear_down(self) -> None:
-        """Call the model's `teardown`. Raises what that raises."""
         await self._invoker.tear_down()
 
     # -- reading items
@@ -502,7 +501,6 @@ class BatchAnswerer:
     # -- writing results
 
     async def encode(self, results: list[Any], accepts: bytes, reply: Frame, until: float = inf) -> None:
-        """Put outcomes and payloads of results into a reply; all callers have gone at `until`."""
         usual = self._usual
         if usual is None or not TURNS.isdisjoint(kinds := set(map(type, results))):
             await self._encode_turns(results, accepts, until, reply)

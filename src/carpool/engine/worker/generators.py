@@ -40,7 +40,6 @@ class ItemGenerators:
         self._beside = beside
 
     def start(self, xs: list[Any]) -> list[Any]:
-        """Make the generators; none of them has begun when this returns."""
         return [_apart(self._predict(x), self._own, self._beside) for x in xs]
 
     async def step(self, generators: list[Any]) -> list[Any]:
@@ -118,7 +117,6 @@ class BatchGenerators:
         self._beside = beside
 
     def start(self, xs: list[Any]) -> list[_Member]:
-        """Make a generator of the items, which has not begun when this returns."""
         # the parts of a list that it yields are copied one by one
         group = _Group(_apart(self._predict(xs), lambda parts: parts, self._beside), len(xs))
         return [_Member(group, place) for place in range(len(xs))]
@@ -205,7 +203,6 @@ class Beside:
         return Apart(generator, own, self._tasks)
 
     def end(self) -> None:
-        """Cancel what generators await, and have them closed: their worker has ended."""
         for task in self._tasks:
             task.cancel()
 

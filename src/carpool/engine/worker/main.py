@@ -74,7 +74,6 @@ class ParentSocket:
         enter_process(setup.place)
 
     async def receive(self) -> Frame | None:
-        """Return the next frame; None once the parent has closed its end."""
         received, reader = self._received, self._reader
         while not received:
             if self._has_ended:
@@ -96,9 +95,6 @@ class ParentSocket:
         return frame
 
     async def has_news(self) -> bool:
-        """Report whether a whole frame or the end is there, and read what has come of the next
-        one.
-        """
         while not self._received and not self._has_ended:
             was_idle = self._reader.idle
             try:

@@ -92,7 +92,6 @@ class OwnMetrics:
         self._lock = threading.Lock()
 
     def note(self) -> None:
-        """Note that the model was called: what it counts is written soon."""
         if not self._is_due:
             self._is_due = True
             timer = threading.Timer(EVERY_S, self.write)

@@ -153,7 +153,6 @@ class RemoteSocket(ParentSocket):
         return frame
 
     def send(self, frame: Frame) -> None:
-        """Write one whole frame, and what a signal had to say meanwhile."""
         self._is_sending = True
         try:
             super().send(frame)
@@ -179,7 +178,6 @@ class RemoteSocket(ParentSocket):
             self._metrics.write()
 
     def leave(self) -> None:
-        """Tell the service to send no more, from a signal's handler."""
         if not self._is_ready:
             os._exit(0)  # it is loading its model, and has nothing to finish
         self._is_leaving = True

@@ -463,7 +463,6 @@ class StepAnswerer:
         return self._runner.has_running
 
     async def follow(self, frame: Frame) -> tuple[wire.OrderHead, Outs]:
-        """Follow an order; return it, and what has come of the streams that join."""
         began, measures = monotonic(), self._runner.measures
         started, start_s = measures.started, measures.start_s
         order, joining = wire.read_order(frame)
@@ -478,7 +477,6 @@ class StepAnswerer:
         return await self._runner.step()
 
     async def stop_all(self) -> None:
-        """Stop all streams, since the worker ends."""
         await self._runner.stop_all()
 
     # -- streams that join
@@ -502,7 +500,6 @@ class StepAnswerer:
         return rows, outs
 
     async def _value_of(self, each: wire.Joining) -> Any:
-        """Return the item of a stream that runs already, so that its first deadline is past."""
         (value,) = await self._values_of([each._replace(deadline=inf)])
         return value
 
@@ -593,7 +590,6 @@ class StepAnswerer:
                 packed.add(row, kind, part, 0)
 
     def take_measures(self) -> Measures:
-        """Return what was done since this was asked last."""
         measures, self._runner.measures = self._runner.measures, Measures()
         return measures
 
@@ -664,7 +660,6 @@ class StepAnswerer:
 
 
 async def serve_steps(link: Link, answerer: StepAnswerer, announcer: CallAnnouncer, points: WorkerPoints) -> None:
-    """Follow orders and make steps until no more frames come."""
     waits = True  # for an order, and not for the rest of one
     order = _NO_ORDER
     began = idle_since = monotonic()

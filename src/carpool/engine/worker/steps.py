@@ -276,7 +276,6 @@ class Runner:
             await self._stop(row)
 
     async def stop_all(self) -> None:
-        """Stop all streams, since the worker ends."""
         for row in [*self._running.values(), *self._paused.values()]:
             await self._stop(row)
 
