@@ -25,7 +25,7 @@ class Path(NamedTuple):
         stands_for: Its twin, which takes over where it declines.
         workload: Goes by it.
         gain: The processor time of the workload without it, as a multiple of that with it, as
-            measured in November 2026 on a machine with other work; 1.00 would be none.
+            measured on 28 November 2026, while nothing else ran; 1.00 would be none.
         figure: The heading in docs/benchmarks.md of the figures that show it.
         bytecodes: The same of bytecodes, where the gain in time is below 1.1 and hard to tell from
             none: what it is kept for.
@@ -40,25 +40,25 @@ class Path(NamedTuple):
 
 
 PATHS = (
-    Path("admit_at_once", "Flow._admit, Queue.push", workloads.arrivals, 7.13, "What batching itself costs"),
-    Path("alike", "Driver.poll, Flow._admit_at_once", workloads.bulk, 1.03, "Bulk", 1.16),
+    Path("admit_at_once", "Flow._admit, Queue.push", workloads.arrivals, 7.54, "What batching itself costs"),
+    Path("alike", "Driver.poll, Flow._admit_at_once", workloads.bulk, 1.05, "Bulk", 1.16),
     Path("answer_at_once", "Transit.sort_out", workloads.arrivals, 1.09, "What batching itself costs", 1.13),
-    Path("one_task", "AsyncBatch.many", workloads.tasks, 2.0, "Inside a program"),
-    Path("same_loop", "AsyncBatch._driver", workloads.tasks, 1.07, "Inside a program", 1.03),
-    Path("lone_call", "LineDriver.join and wait", workloads.a_thread, 6.38, "Inside a program"),
-    Path("calls_now", "Invoker.run, Retrier.call", workloads.a_thread, 1.25, "Inside a program"),
-    Path("lent_worker", "Driver.submit", workloads.a_caller, 2.32, "Worker processes without HTTP"),
-    Path("frames_of_one", "encode, FrameReader._open", workloads.singles, 1.28, "Worker processes without HTTP"),
-    Path("frames_of_scalars", "encode, FrameReader._open", workloads.numbers, 1.1, "Worker processes without HTTP"),
-    Path("blocks", "parts_of", workloads.rows, 1.78, "Worker processes without HTTP"),
-    Path("parts_of_scalars", "parts_of", workloads.parts, 1.8, "Answers in parts"),
-    Path("whole_arrays", "BatchAnswerer._answer", workloads.rows, 1.11, "Worker processes without HTTP"),
-    Path("items_alike", "BatchAnswerer._decode_each", workloads.numbers, 1.37, "Worker processes without HTTP"),
-    Path("results_alike", "BatchAnswerer._write_each", workloads.numbers, 1.43, "Worker processes without HTTP"),
+    Path("one_task", "AsyncBatch.many", workloads.tasks, 1.95, "Inside a program"),
+    Path("same_loop", "AsyncBatch._driver", workloads.tasks, 1.09, "Inside a program", 1.03),
+    Path("lone_call", "LineDriver.join and wait", workloads.a_thread, 6.29, "Inside a program"),
+    Path("calls_now", "Invoker.run, Retrier.call", workloads.a_thread, 1.19, "Inside a program"),
+    Path("lent_worker", "Driver.submit", workloads.a_caller, 2.45, "Worker processes without HTTP"),
+    Path("frames_of_one", "encode, FrameReader._open", workloads.singles, 1.25, "Worker processes without HTTP"),
+    Path("frames_of_scalars", "encode, FrameReader._open", workloads.numbers, 1.09, "Worker processes without HTTP"),
+    Path("blocks", "parts_of", workloads.rows, 1.77, "Worker processes without HTTP"),
+    Path("parts_of_scalars", "parts_of", workloads.parts, 1.81, "Answers in parts"),
+    Path("whole_arrays", "BatchAnswerer._answer", workloads.rows, 1.13, "Worker processes without HTTP"),
+    Path("items_alike", "BatchAnswerer._decode_each", workloads.numbers, 1.11, "Worker processes without HTTP"),
+    Path("results_alike", "BatchAnswerer._write_each", workloads.numbers, 1.37, "Worker processes without HTTP"),
     Path("parts_alike", "Runner._take, StepAnswerer._pack_one", workloads.streams, 1.14, "Answers in parts"),
     Path("known_heads", "RequestReader.feed, App.admit", workloads.http, 1.61, "HTTP"),
-    Path("answer_now", "Exchange.tell, AnswerWriter.flush", workloads.http, 1.08, "HTTP", 1.19),
-    Path("usual_lines", "BulkItems._take_unusual_lines", workloads.bulk, 1.09, "Bulk", 1.28),
+    Path("answer_now", "Exchange.tell, AnswerWriter.flush", workloads.http, 1.11, "HTTP", 1.19),
+    Path("usual_lines", "BulkItems._take_unusual_lines", workloads.bulk, 1.12, "Bulk", 1.28),
     Path("plain_lines", "entries.of_result", workloads.bulk, 1.05, "Bulk", 1.05),
 )
 

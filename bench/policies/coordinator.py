@@ -5,8 +5,10 @@ process in these runs follows what it works for each request, and for each batch
 the time of calls what a batch takes in its worker. Both are given to the simulator, which has
 nothing else of the machine. Then all runs are simulated: those with forced sizes, and `adaptive`.
 
-The machine must have nothing else to do, and four cores: one for the service, its worker and wrk
-each. Where the service has less than a core of its own, the simulated rates are too high.
+The machine must have nothing else to do. Service, worker and wrk want a core each: where the
+service gets less than one, the simulated rates are too high. So the rates for each second of the
+service's processor time are compared, too; with one connection, where nobody waits for that
+processor, only the rates mean something.
 
     python -m bench.policies.coordinator
     python -m bench.policies.coordinator --connections 1,16 --limits 4,64 --rounds 1 --seconds 1
@@ -139,24 +141,25 @@ def simulated(case: Case, coordinator: Coordinator, cost: Noisy, seconds: float 
 
 
 HEADER = (
-    *("policy, connections", "1/s real", "simulated", "difference", "batch real", "simulated", "difference"),
-    *("cores of the service", "simulated"),
+    *("policy, connections", "1/s real", "simulated", "1/s a core real", "simulated", "difference"),
+    *("batch real", "simulated", "difference"),
 )
 
 
 def cells(case: Case, reports: Sequence[Report]) -> list[str]:
     """Medians over the runs."""
-    rate, size, cores = (
+    rate, a_core, size = (
         median(values)
         for values in zip(
-            *((each.rate, each.requests / each.batches, each.cpu_s / each.seconds) for each in case.runs), strict=True
+            *((each.rate, each.rate * each.seconds / each.cpu_s, each.requests / each.batches) for each in case.runs),
+            strict=True,
         )
     )
     found_rate, found_size = median(r.throughput for r in reports), median(r.mean_batch_size for r in reports)
-    busy = median(r.coordinator_utilisation or 0.0 for r in reports)
-    line = [case.name, f"{rate:.0f}", f"{found_rate:.0f}", f"{(found_rate / rate - 1) * 100:+.0f} %"]
-    line += [f"{size:.1f}", f"{found_size:.1f}", f"{(found_size / size - 1) * 100:+.0f} %"]
-    return [*line, f"{cores:.2f}", f"{busy:.2f}"]
+    found_a_core = median(r.throughput / (r.coordinator_utilisation or 1.0) for r in reports)
+    line = [case.name, f"{rate:.0f}", f"{found_rate:.0f}"]
+    line += [f"{a_core:.0f}", f"{found_a_core:.0f}", f"{(found_a_core / a_core - 1) * 100:+.0f} %"]
+    return [*line, f"{size:.1f}", f"{found_size:.1f}", f"{(found_size / size - 1) * 100:+.0f} %"]
 
 
 def main() -> int:
