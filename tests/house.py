@@ -27,10 +27,10 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 274,
-    "lines of code": 46_271,
+    "files": 272,
+    "lines of code": 46_050,
     "bases with a single subclass": 18,
-    "protocol classes": 56,
+    "protocol classes": 52,
     "words of the glossary": 50,
     "words of the docs": 87_610,
 }

@@ -5,6 +5,7 @@ what a driver is to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
@@ -158,6 +159,7 @@ DONE_EARLY: Final = object()
 """The turn of a result that is the answer, whatever would follow."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reply:
     """The answers of one worker to a batch, or to a part of it.
 
@@ -171,29 +173,15 @@ class Reply:
             name of the way that it takes through the switch that follows; None if none does.
     """
 
-    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "turns", "waited_s")
-
-    def __init__(
-        self,
-        stage: int,
-        place: int,
-        batch_id: int,
-        ids: Sequence[int],
-        results: Sequence[object],
-        errors: dict[int, Exception] | None = None,
-        busy_s: float = 0.0,
-        waited_s: float = 0.0,
-        turns: Mapping[int, object] | None = None,
-    ) -> None:
-        self.stage = stage
-        self.place = place
-        self.batch_id = batch_id
-        self.ids = ids
-        self.results = results
-        self.errors = errors
-        self.busy_s = busy_s
-        self.waited_s = waited_s
-        self.turns = turns
+    stage: int
+    place: int
+    batch_id: int
+    ids: Sequence[int]
+    results: Sequence[object]
+    errors: dict[int, Exception] | None = None
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    turns: Mapping[int, object] | None = None
 
     def __repr__(self) -> str:
         failed = len(self.errors or ())

@@ -87,9 +87,7 @@ class Batcher:
         in_flight: dict[int, Batch] = {}
         self.at_work = self.in_flight = in_flight
         self.ahead: dict[int, list[Batch]] = {}
-        self.running = 0
-        self.stray_replies = 0
-        self.late_results = 0
+        self.running = self.stray_replies = self.late_results = 0
         self._n_ahead = 0  # how many batches are ahead
         self._went_ahead = False  # the batch that `next_batch` returned last, in the same poll
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are

@@ -70,12 +70,8 @@ class LaneQueue:
         self.ages_from = ages_from
         self.levels = levels
         self.entries: list[Request] = []
-        self.head = 0
-        self.live = 0
-        self.dead = 0
-        self.more = 0
-        self.head_is_oldest = True
-        self.head_expires_first = True
+        self.head = self.live = self.dead = self.more = 0
+        self.head_is_oldest = self.head_expires_first = True
         self.latest_deadline = -inf
         self.is_watched = False
         self._node: object = None  # of those that wait here, once they are watched

@@ -71,10 +71,7 @@ class Queue:
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.ageing_s = ageing_s
-        self.nbytes = 0
-        self._size = 0
-        self.count = 0
-        self.suspect_lanes = 0
+        self.nbytes = self._size = self.count = self.suspect_lanes = 0
         self.varied = False
         self.by_length = levels is not None
         self.has_lengths = levels is not None and levels is not BY_KEY

@@ -117,9 +117,7 @@ class Roster:
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
         self.places = {place: PlaceRecord(place) for place in range(workers)}
-        self.failed = False
-        self.stopping = False
-        self.is_renewed = False
+        self.failed = self.stopping = self.is_renewed = False
         self._next_place = workers
         self._past_restarts = 0  # in places that have been removed
         self._random = random

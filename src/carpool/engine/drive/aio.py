@@ -275,13 +275,6 @@ class Driver:
 
     # -- what the workers teach
 
-    def trained(self, batcher: Batcher, n: int, size: int, busy_s: float, longest: int = 0) -> None:
-        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
-
-        With `longest`, it was `n` times one example of that length.
-        """
-        batcher.trained(self.clock(), n, size, busy_s, longest)
-
     def troubled(self, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
 

@@ -230,17 +230,18 @@ class BatchPool(WorkerPool):
             raise FrameError(str(error)) from error
 
     def _learn(self, frame: Frame) -> None:
+        now = self._driver.clock()
         for payload in frame.payloads[1:2]:
             for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.trained(self.batcher, n, self._launch.warm_up.get(n, n), busy_s)
+                self.batcher.trained(now, n, self._launch.warm_up.get(n, n), busy_s)
         shapes = self._launch.warm_up_shapes
         for payload in frame.payloads[2:]:
             for i, busy_s in decoded(payload, list[tuple[int, float]]):
                 if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
-                self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
+                self.batcher.trained(now, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
     # -- workers that go
 

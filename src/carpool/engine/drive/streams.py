@@ -223,14 +223,9 @@ class _Shared:
         self.heavy: deque[tuple[int, int]] = deque()
         self.read: deque[Any] = deque()
         self.results: deque[Any] = deque()
-        self.n_bytes = 0
-        self.n_read = 0
-        self.n_taken = 0
-        self.is_feeder_waiting = False
-        self.has_input_ended = False
+        self.n_bytes = self.n_read = self.n_taken = 0
+        self.is_feeder_waiting = self.has_input_ended = self.has_consumer_left = self.is_submit_posted = False
         self.input_error: BaseException | None = None
-        self.has_consumer_left = False
-        self.is_submit_posted = False
         self.news = threading.Event()
         self.room = threading.Event()
 

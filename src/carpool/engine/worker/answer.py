@@ -13,6 +13,7 @@ What is alike goes a shorter way to the same outcome: `_answer_array` is short f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
@@ -69,17 +70,15 @@ Encoders = Mapping[int, Callable[[Any], payload.Payload]]
 """The writers of results, by the encoding that callers want."""
 
 
+@dataclass(slots=True, eq=False)
 class _Writing:
     """How results are written that go the same way: by the encoding that the caller wants, perhaps
     by the model's own `encode`, and perhaps as `Response`s.
     """
 
-    __slots__ = ("encoders", "has_own", "may_respond")
-
-    def __init__(self, encoders: Encoders, has_own: bool = False, may_respond: bool = False) -> None:
-        self.encoders = encoders
-        self.has_own = has_own
-        self.may_respond = may_respond
+    encoders: Encoders
+    has_own: bool = False
+    may_respond: bool = False
 
 
 class ExampleError(Exception):

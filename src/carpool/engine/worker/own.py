@@ -31,7 +31,7 @@ from typing import Any, Final
 import msgspec
 
 from carpool.engine import details
-from carpool.engine.call.results import UNCHANGING, Failed, Miscount
+from carpool.engine.call.results import UNCHANGING, Failed, Miscount, as_it_is
 from carpool.engine.details import Detail
 from carpool.engine.foreign import as_model_error, named_text_of, text_of
 from carpool.engine.http_response import HTTPError, check_refusal
@@ -63,7 +63,7 @@ def own(value: Any, handed_on: bool = False) -> Any:
         _own_arguments(value)
         return value
     try:
-        return _copied(value, _as_it_is if handed_on else _as_if_sent, {})
+        return _copied(value, as_it_is if handed_on else _as_if_sent, {})
     except BaseException:  # copying runs the user's code
         return value if handed_on else _deep_copy(value)
 
@@ -131,10 +131,6 @@ def _is_array(kind: type, value: Any) -> bool:
 def _is_tensor(kind: type) -> bool:
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and issubclass(kind, tensor)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _as_if_sent(value: Any) -> Any:
