@@ -802,5 +802,6 @@ Crew: TypeAlias = Batcher | Stepper
 * `predicted_wait_s` predicts times.
 
 Replies are for batchers (`completed`), reports for steppers (`reported`); both refuse those that
-cannot be right. Whether workers are idle, lent or about to go is asked of `places`.
+cannot be right. Whether workers are idle, lent or about to go is asked of `places`; the batch or
+the running set that a worker is at work on is in `at_work`.
 """
