@@ -28,11 +28,11 @@ NO_CODE: Final = {
 }  # fmt: skip
 BUDGET: Final = {
     "files": 272,
-    "lines of code": 46_050,
+    "lines of code": 45_944,
     "bases with a single subclass": 18,
     "protocol classes": 52,
     "words of the glossary": 50,
-    "words of the docs": 87_610,
+    "words of the docs": 87_590,
 }
 
 

@@ -92,7 +92,7 @@ def main() -> int:
             sections["latency"] = oracles.latency_table(runs, quick=plan.quick)
             sections["clairvoyant"] = oracles.goodput_table(runs)
         if plan.pictures and "pictures" in given.parts:
-            draw_loads(plan.pictures / "policies-load.svg", plan.policies, runs, duration_s=4 if plan.quick else 20)
+            draw_loads(plan.pictures / "policies-load.svg", runs, duration_s=4 if plan.quick else 20)
         if "random" in given.parts:
             sections["random"] = drawn(given.random, given.seed_text, plan, runs, figures)
     except KeyboardInterrupt:

@@ -66,8 +66,19 @@ OWN = (
             "duration_s": DURATION_S,
         },
     ),
+    Workload(
+        "P stalls r1.10",
+        {
+            "cost": "affine:a=2ms,b=0.1ms+noisy:sigma=0.05,stall_share=10%,stall_factor=5",
+            "arrivals": "poisson:rho=1.1",
+            "max_batch_size": 64,
+            "slo_s": 0.06,
+            "duration_s": DURATION_S,
+        },
+    ),
 )
-"""Workloads for it alone: a closed loop that asks too much, and one whose groups miss a tile."""
+"""Workloads for it alone: a closed loop that asks too much, one whose groups miss a tile, and an
+overload of a model that stalls."""
 
 
 def without_gather(policy: Adaptive) -> None:
@@ -164,6 +175,11 @@ def without_doubt(policy: Adaptive) -> None:
     policy.cost._doubted = _Everything()
 
 
+def without_bias(policy: Adaptive) -> None:
+    """Stalls take nothing of the capacity."""
+    policy.cost.__class__ = _Unbiased
+
+
 def without_way(policy: Adaptive) -> None:
     """The way to the worker costs nothing."""
     policy.cost.learn_way = lambda *_: None  # type: ignore[method-assign]
@@ -178,6 +194,12 @@ def without_steady_rate(policy: Adaptive) -> None:
 def without_groups(policy: Adaptive) -> None:
     """Whether all clients are inside is never known."""
     policy.inside.are_all = lambda inside: False  # type: ignore[method-assign]
+
+
+class _Unbiased(cost.CostModel):
+    @property
+    def bias(self) -> float:
+        return 1.0
 
 
 class _Everything(set[int]):

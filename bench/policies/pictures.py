@@ -16,6 +16,8 @@ from carpool.simulate.plot import SETTINGS, draw, save
 
 COLOURS = {STEADY: "#0072B2", OVERLOAD: "#D55E00", BURSTY: "#E69F00", CLOSED: "#009E73"}
 HATCHES = {STEADY: "", OVERLOAD: "", BURSTY: "////", CLOSED: ""}
+SHOWN = ("adaptive", "greedy", "window", "ray", "triton", "cork", "symphony")
+"""The default, and rules of other servers: of mosec and LitServe, Ray Serve, Triton, BentoML."""
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.2, 1.5, 2.0)
 NAMED = 1.0  # percent of gain or loss from which on workloads are named
 
@@ -54,9 +56,9 @@ def draw_gains(path: Path, duels: Sequence[Duel], groups: dict[str, str]) -> Non
         save(path, figure, "Goodput of Adaptive beside the best other policy")
 
 
-def draw_loads(path: Path, policies: Sequence[str], runs: Runs, *, duration_s: float) -> None:
-    """Goodput, latency and batch sizes of the policies against load, for the cost called fixed."""
+def draw_loads(path: Path, runs: Runs, *, duration_s: float) -> None:
+    """Goodput, latency and batch sizes against load, for the cost called fixed."""
     workloads = [poisson("fixed", load, slo_s=0.06, duration_s=duration_s) for load in LOADS]
-    cases = [Case(policy, workload.settings, 0) for policy in policies for workload in workloads]
+    cases = [Case(policy, workload.settings, 0) for policy in SHOWN for workload in workloads]
     title = "8 ms + 0.25 ms a request, batches of up to 64, Poisson arrivals, SLO 60 ms"
     draw(path, runs.rows(cases, "load sweep"), slo_s=0.06, title=title)

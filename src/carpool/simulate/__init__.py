@@ -16,7 +16,6 @@ from carpool.simulate.features import (
     InTurn,
     Lognormal,
     Pareto,
-    Recorded,
     Zipf,
 )
 from carpool.simulate.report import Report, mean_of
@@ -46,7 +45,6 @@ __all__ = [
     "Padded",
     "Pareto",
     "Poisson",
-    "Recorded",
     "Report",
     "Sine",
     "SortedInside",

@@ -75,12 +75,10 @@ class _Rated(Open):
         return replace(self, **scaled)
 
     def _rate(self, scene: Scene) -> float:
-        """Return the rate in requests per second."""
         return _per_second(*self._given, scene)
 
     @property
     def _given(self) -> tuple[float | None, float | None]:
-        """The fields `rate` and `rho`, of which one is None."""
         fields = vars(self)
         return fields["rate"], fields["rho"]
 
@@ -264,7 +262,6 @@ class Flash(_Rated):
         return replace(super().scaled(factor), peak_rate=peak_rate, peak_rho=peak_rho)
 
     def _peak(self, scene: Scene) -> float:
-        """Return the rate of the crowd in requests per second."""
         return _per_second(self.peak_rate, self.peak_rho, scene)
 
 
@@ -311,7 +308,6 @@ def _per_second(rate: float | None, rho: float | None, scene: Scene) -> float:
 
 
 def _times(value: float | None, factor: float) -> float | None:
-    """Multiply a value that may be missing."""
     return None if value is None else value * factor
 
 
@@ -447,13 +443,11 @@ class _Recorded(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The mean requests per second at the recorded speed."""
         return len(self.times) / (self.times[-1] or 1.0)
 
 
 @functools.lru_cache(maxsize=8)
 def _read_trace(path: str, column: str | None, size: str | None, length: str | None) -> _Recorded:
-    """Read a trace file; for the arguments see `Trace`. Raises ValueError."""
     sizes, lengths = (columns.split("+") if columns else [] for columns in (size, length))
     rows = read_columns(path, column, [*sizes, *lengths])
     if not rows:

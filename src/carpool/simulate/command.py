@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -28,15 +27,13 @@ from carpool.simulate.policies import policy_of
 from carpool.simulate.report import Report, json_text
 from carpool.simulate.servers import USUAL_RULE, Servers, WorkerRange, rule_of
 from carpool.simulate.steps import EXAMPLE as STEP_COST
-from carpool.simulate.table import compare_steps, print_steps, table_of
+from carpool.simulate.table import compare_steps, exit_on_mistake, print_steps, table_of, wide_console
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
 T = TypeVar("T")
 
 _POLICIES = "adaptive,greedy,static:10ms,aimd,cork,deadline"
-_USAGE_ERROR = 2
 _DURATION = "30s"
-_FILE_WIDTH = 160  # columns of output that does not go to a terminal
 _LIMITS = ("max_queue_size", "max_padded_size", "max_workers_per_key")  # options without which there is no limit
 
 
@@ -69,31 +66,31 @@ def simulate(*, options: Annotated[Options | None, Parameter(name="*")] = None) 
 
 
 def _simulate_batches(options: Options) -> None:
-    """Compare policies of batches, and show the reports; exit if an option makes no sense."""
     slo, plot = options.slo or "60ms", options.plot
-    with _exit_on_mistake():
+    with exit_on_mistake():
         comparison = _comparison(options, slo)
-        capacity = _capacity(comparison)
+        traffic = _checked(comparison)
         draw = None if plot is None else _drawer(plot)
         comes_and_goes = any(not each.isdigit() for each in options.workers or ())
-        found = _run(comparison, options, with_sweep=plot is not None and not comes_and_goes)
+        reports, swept = _run(comparison, options, with_sweep=plot is not None and not comes_and_goes)
     shown = _Shown(options.arrivals or options.trace or USUAL_ARRIVALS, _costs_in_words(comparison.cost), slo)
     if draw is not None and plot is not None and comes_and_goes:
-        _draw_workers(plot, comparison, found.reports, title=", ".join(shown))
+        _draw_workers(plot, comparison, reports, title=", ".join(shown))
     elif draw is not None and plot is not None:
         slo_s = comparison.settings["slo_s"]
-        draw(plot, found.swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
+        draw(plot, swept, slo_s=slo_s if isinstance(slo_s, float) else None, title=", ".join(shown))
     if options.as_json:
-        limits = {name: getattr(options, name) for name in _LIMITS}
-        _print_json(shown, {**comparison.settings, **limits}, capacity, found)
+        graph = comparison.settings["graph"]
+        settings = {**comparison.settings, "graph": None if graph is None else list(graph.stages)}
+        figures = {"capacity": traffic.capacity(), "load": traffic.load, "reports": _dicts(reports)}
+        print(json_text({**shown._asdict(), **settings, **figures, "sweep": _dicts(swept)}, 2))
     else:
-        _print_table(shown, comparison.settings, capacity, found.reports, plot)
+        _print_table(shown, comparison.settings, traffic, reports, plot)
 
 
 def _simulate_steps(options: Options) -> None:
-    """Compare policies of steps, and show the reports; exit if an option makes no sense."""
     slo = options.slo or "1s"
-    with _exit_on_mistake():
+    with exit_on_mistake():
         _refuse_what_steps_lack(options)
         settings = _step_settings(options)
         reports = compare_steps(
@@ -108,11 +105,10 @@ def _simulate_steps(options: Options) -> None:
         )
     goals = {"slo": slo, "part_slo": options.part_slo}
     shown = {**settings, **goals, "requests": reports[0].requests, "seeds": options.seeds}
-    print_steps(reports, shown, as_json=options.as_json, width=_FILE_WIDTH)
+    print_steps(reports, shown, as_json=options.as_json)
 
 
 def _step_settings(options: Options) -> dict[str, Any]:
-    """Return the options of the one stage of a simulation of steps. Raises ValueError."""
     cost = options.cost
     rows = _one_or_each(_numbers("max-batch-size", options.max_batch_size), 64)
     workers = _one_or_each(_fixed(_numbers("workers", options.workers)), 1)
@@ -151,7 +147,6 @@ def _refuse_what_steps_lack(options: Options) -> None:
 
 
 def _goal_s(text: str) -> float | None:
-    """Return a goal in seconds; None for `none`. Raises ValueError."""
     return None if text == "none" else specs.duration(text)
 
 
@@ -171,30 +166,6 @@ class _Comparison(NamedTuple):
     settings: dict[str, Any]
 
 
-class _Capacity(NamedTuple):
-    """The capacity of the simulated workers, and the load on them.
-
-    Attributes:
-        per_second: How many requests per second they can serve.
-        load: The mean arrival rate as a share of that; None with a closed loop.
-    """
-
-    per_second: float
-    load: float | None
-
-
-class _Found(NamedTuple):
-    """The reports of the runs.
-
-    Attributes:
-        reports: One for each policy.
-        swept: One for each policy and load, if a picture needs them.
-    """
-
-    reports: list[Report]
-    swept: list[Report]
-
-
 class _Shown(NamedTuple):
     """The workload as the user wrote it, above the figures."""
 
@@ -203,18 +174,7 @@ class _Shown(NamedTuple):
     slo: str
 
 
-@contextlib.contextmanager
-def _exit_on_mistake() -> Iterator[None]:
-    """Turn a ValueError, which is a mistake of the user, into a line on stderr and an exit."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"carpool: {error}", file=sys.stderr)
-        raise SystemExit(_USAGE_ERROR) from None
-
-
 def _comparison(options: Options, slo: str) -> _Comparison:
-    """Return the contest that the options describe. Raises ValueError."""
     graph = _graph(options)
     cost: list[str] | dict[str, str]
     known_limits: list[int] | None
@@ -252,7 +212,6 @@ def _comparison(options: Options, slo: str) -> _Comparison:
 
 
 def _graph(options: Options) -> SimulatedGraph | None:
-    """Return the graph that the options name; None for stages in a row. Raises ValueError."""
     if options.service is None:
         if options.ways or options.early or options.items:
             raise ValueError("--ways, --early and --items say what happens in a graph: give --service, too")
@@ -268,7 +227,6 @@ def _graph(options: Options) -> SimulatedGraph | None:
 
 
 def _whole(option: str, text: str) -> int:
-    """Return a whole number. Raises ValueError."""
     if not text.strip().isdigit():
         raise ValueError(f"--{option} must be whole numbers, such as 4 or 1/4/16, not {text!r}")
     return int(text)
@@ -305,7 +263,6 @@ def _arrivals(arrivals: str | None, trace: str | None) -> list[Arrivals]:
 
 
 def _slo_s(text: str) -> float | tuple[float, ...] | None:
-    """Return the SLO or the SLOs in seconds; None where there is none. Raises ValueError."""
     if text == "none":
         return None
     slos = tuple(map(specs.duration, text.split("/")))
@@ -320,7 +277,6 @@ def _duration_s(text: str | None, only_trace: str | None) -> float | None:
 
 
 def _lengths(text: str | None) -> list[int] | None:
-    """Return the allowed lengths, rising; None where any length is. Raises ValueError."""
     if text is None:
         return None
     try:
@@ -351,7 +307,6 @@ def _numbers(option: str, given: list[str] | None) -> list[Any]:
 
 
 def _fixed(workers: list[Any]) -> list[int]:
-    """Return numbers of workers that stay as they are. Raises ValueError."""
     ranges = [WorkerRange.of(each) for each in workers]
     if any(each.least < each.most for each in ranges):
         raise ValueError("a simulation of steps has a fixed number of workers: give --workers one number")
@@ -359,7 +314,6 @@ def _fixed(workers: list[Any]) -> list[int]:
 
 
 def _draw_workers(path: Path, comparison: _Comparison, reports: Sequence[Report], title: str) -> None:
-    """Draw how many workers there were over time, and how many requests came."""
     from carpool.simulate.plot import draw_workers
 
     settings = comparison.settings
@@ -369,16 +323,13 @@ def _draw_workers(path: Path, comparison: _Comparison, reports: Sequence[Report]
 
 
 def _one_or_each(values: Sequence[T] | None, default: int) -> T | int | list[T]:
-    """Return one value for all stages, or a list with one for each."""
     if not values:
         return default
     return values[0] if len(values) == 1 else list(values)
 
 
-def _capacity(comparison: _Comparison) -> _Capacity:
-    """Return the capacity of the workers, and the load.
-
-    This finds the mistakes in the settings before any process starts.
+def _checked(comparison: _Comparison) -> Traffic:
+    """Find the mistakes in the settings before any process starts, and return the traffic.
 
     Raises:
         ValueError: A setting makes no sense.
@@ -393,8 +344,7 @@ def _capacity(comparison: _Comparison) -> _Capacity:
     for policy in comparison.policies:
         policy_of(policy, max_batch_size=servers.limits[0], slo_s=None, cost_s=servers.costs[0])
     features = Features.of(settings)
-    traffic = Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"], features=features)
-    return _Capacity(traffic.capacity(), traffic.load)
+    return Traffic(comparison.arrivals, servers, duration_s=settings["duration_s"], features=features)
 
 
 def _drawer(path: Path) -> Callable[..., None]:
@@ -414,8 +364,7 @@ def _drawer(path: Path) -> Callable[..., None]:
     return plot.draw
 
 
-def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> _Found:
-    """Make all runs, with a progress bar if stderr is a terminal. Raises ValueError."""
+def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> tuple[list[Report], list[Report]]:
     policies, arrivals, cost, settings = comparison
     seeds = options.seeds
     console = Console(stderr=True)
@@ -428,24 +377,18 @@ def _run(comparison: _Comparison, options: Options, *, with_sweep: bool) -> _Fou
             policies, arrivals, cost, seeds=seeds, progress=lambda done, of: bar.update(task, completed=done), **common
         )
         if not with_sweep:
-            return _Found(reports, [])
+            return reports, []
         swept = sweep(
             policies, arrivals, cost, progress=lambda done, of: bar.update(task, completed=first + done), **common
         )
-    return _Found(reports, swept)
+    return reports, swept
 
 
-def _print_json(shown: _Shown, settings: dict[str, Any], capacity: _Capacity, found: _Found) -> None:
-    """Print the workload, the settings and every figure as one JSON object."""
-    graph = settings["graph"]
-    settings = {**settings, "graph": None if graph is None else list(graph.stages)}
-    content = {**shown._asdict(), **settings, "capacity": capacity.per_second, "load": capacity.load}
-    reports = {"reports": [r.to_dict() for r in found.reports], "sweep": [r.to_dict() for r in found.swept]}
-    print(json_text({**content, **reports}, 2))
+def _dicts(reports: Sequence[Report]) -> list[dict[str, object]]:
+    return [report.to_dict() for report in reports]
 
 
 def _about_lengths(report: Report) -> str:
-    """Return the meaning of the columns about lengths; empty where requests have none."""
     if report.padding_share is None:
         return ""
     return (
@@ -455,14 +398,11 @@ def _about_lengths(report: Report) -> str:
 
 
 def _print_table(
-    shown: _Shown, settings: dict[str, Any], capacity: _Capacity, reports: list[Report], plot: Path | None
+    shown: _Shown, settings: dict[str, Any], traffic: Traffic, reports: list[Report], plot: Path | None
 ) -> None:
-    """Print the workload in two lines, the table, and the meaning of its columns."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = wide_console()
     first = reports[0]
-    share = "" if capacity.load is None else f", load {capacity.load:.2f}"
+    share = "" if traffic.load is None else f", load {traffic.load:.2f}"
     console.print(f"{shown.arrivals} on {shown.cost}, SLO {shown.slo}", markup=False)
     graph = settings["graph"]
     limits, workers = (settings["max_batch_size"], settings["workers"])
@@ -470,7 +410,7 @@ def _print_table(
         limits, workers = (", ".join(map(str, each)) for each in (graph.limits, graph.workers))
     console.print(
         f"batches of up to {limits}, workers {workers},"
-        f" capacity {capacity.per_second:.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
+        f" capacity {traffic.capacity():.4g}/s{share}; {first.requests:.0f} requests in {first.duration_s:.4g} s,"
         f" mean of {len(first.seeds)} seed{'s' if len(first.seeds) > 1 else ''}",
         markup=False,
     )

@@ -111,14 +111,12 @@ def sweep(
 
 
 def _seeds(seeds: int, seed: int) -> range:
-    """Return the seeds of the runs of one policy. Raises ValueError."""
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds!r}")
     return range(seed, seed + seeds)
 
 
 def _means(reports: Sequence[Report], seeds: int) -> list[Report]:
-    """Return the mean of each group of `seeds` reports, which differ in nothing but their seeds."""
     return [mean_of(reports[i : i + seeds]) for i in range(0, len(reports), seeds)]
 
 
@@ -134,12 +132,10 @@ def _load_of(processes: Sequence[Arrivals], cost: Any, settings: dict[str, Any])
 
 
 def _scaled(processes: Sequence[Arrivals], factor: float) -> list[Arrivals]:
-    """Return the processes with `factor` times as many requests or clients."""
     return [process.scaled(factor) for process in processes]
 
 
 def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress | None) -> list[Report]:
-    """Make the runs, and return their reports in the same order. Raises ValueError."""
     if jobs < 0:
         raise ValueError(f"jobs must be at least 1, or 0 for one per core, not {jobs!r}")
     jobs = min(jobs or usable_cores(), len(runs))
@@ -182,7 +178,6 @@ def _run_one(settings: dict[str, Any], index: int, runs: int, report_progress: P
 
 
 def _check_picklable(runs: Sequence[dict[str, Any]]) -> None:
-    """Raise ValueError if the settings cannot be sent to another process."""
     try:
         pickle.dumps(runs)
     except Exception as error:

@@ -113,7 +113,6 @@ def coordinator_of(coordinator: Coordinator | str | None) -> Coordinator | None:
 
 
 def _drawn(dice: Random, mean_s: float) -> float:
-    """Draw seconds with an exponential distribution."""
     return dice.expovariate(1.0 / mean_s) if mean_s else 0.0
 
 
@@ -230,7 +229,6 @@ class BusyDriver(VirtualDriver):
         self.busy_s += max(0.0, min(self._time, end) - max(now, begin))
 
     def _work(self, seconds: float) -> None:
-        """Have the coordinator work, and pause when its slice is over."""
         self._time += seconds
         self._slice_s -= seconds
         if self._slice_s <= 0.0:
@@ -289,14 +287,11 @@ class BusyDriver(VirtualDriver):
         self._at(start + busy_s + back_s, partial(self._complete, batch, busy_s))
 
     def _answer(self, request: Request) -> None:
-        """Have a client get its answer."""
         self._watcher.answered(self.clock.now, [request])
         if request.caller is not None:
             request.caller.answered(request)
 
     def _counted(self, decide: Callable[[View], Decision]) -> Callable[[View], Decision]:
-        """Return a policy's `decide` that counts the calls with something to choose."""
-
         def counted(view: View) -> Decision:
             self._decisions += view.free > 0 or view.free_in_s is not None
             return decide(view)

@@ -308,11 +308,9 @@ class GivenSeconds(Cost):
         return getattr(self._function, "__name__", repr(self._function))
 
     def _shape(self, n: float, longest: float) -> tuple[float, ...]:
-        """Return which of a batch's size and length the function takes."""
         return (n, longest) if self._takes_length else (n,)
 
     def _mean_of_samples(self, n: float, longest: float) -> float:
-        """Return the mean seconds of a batch, over some calls of the function."""
         dice, shape = Random(0), self._shape(n, longest)
         return sum(self._function(*shape, 0.0, dice) for _ in range(_SAMPLES)) / _SAMPLES
 
@@ -347,12 +345,10 @@ def cost_of(cost: object) -> Cost:
 
 
 def _measured(seconds: Mapping[Any, float]) -> Table | Grid:
-    """Make a table by size, or by size and length, whichever its keys are. Raises ValueError."""
     return Grid(seconds) if any(isinstance(key, tuple) for key in seconds) else Table(seconds)
 
 
 def _from_spec(text: str) -> Cost:
-    """Make a cost from a curve and its changes, joined by `+`. Raises ValueError."""
     parts = specs.split(text, "+", [*CURVES, *CHANGES])
     is_table = parts[0].startswith("table:")
     cost = _table(parts[0]) if is_table else specs.build(parts[0], CURVES, "cost", USUAL_COST)
@@ -380,13 +376,11 @@ def _table(text: str) -> Cost:
 
 
 def _key(shape: Sequence[str]) -> int | tuple[int, ...]:
-    """Return the size, or size and length, of a measurement. Raises ValueError."""
     numbers = tuple(map(int, shape))
     return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _read_table(path: str) -> dict[int | tuple[int, ...], float]:
-    """Read seconds by batch size, or by size and length, from a CSV file. Raises ValueError."""
     try:
         with Path(path).open(newline="") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -417,7 +411,6 @@ def _on_lines(places: Sequence[float], values: Sequence[float], at: float) -> fl
 
 
 def _required_arguments(function: Callable[..., Any]) -> int:
-    """Return how many arguments a function must be given."""
     try:
         parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature

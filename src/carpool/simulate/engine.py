@@ -167,15 +167,9 @@ def run(
         policies = _policies(templates, servers, traffic, max(slos), max_padded_size, allowed_lengths)
         core = _core(policies, traffic, max_queue_size, max_workers_per_key, joints, seed, runs_ahead=ahead)
         costs = BatchCosts(servers, policies, traffic, switch_s, seed)
-        workers_at_first = [each.least for each in servers.ranges]
-        way: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "watcher": traffic.record}
-        way["turns"] = None if joints is None else joints.early_of(core, seed)
-        if busy is None:
-            driver = VirtualDriver(core, costs, workers_at_first, turn_s=turn_s, **way)
-        else:
-            dice, between = Random(f"{seed}/coordinator"), (settle_s, traffic.duration_s)
-            own: dict[str, Any] = {"coordinator": busy, "dice": dice, "between": between}
-            driver = BusyDriver(core, costs, workers_at_first, **own, **way)
+        early_answers = None if joints is None else joints.early_of(core, seed)
+        way: dict[str, Any] = {"hop_s": hop_s, "hop_item_s": hop_item_s, "turns": early_answers}
+        driver = _driver(core, costs, servers, traffic, busy, seed, turn_s=turn_s, **way)
         scaled = Scaling(
             driver,
             servers.ranges,
@@ -199,7 +193,6 @@ def run(
 def _best_tuned(
     simulated: Callable[[Sequence[PolicyLike]], tuple[Report, list[Policy]]], templates: Sequence[PolicyLike]
 ) -> Report:
-    """Return the best report of all points of the grid, with its settings."""
     found = []
     for spec in GRID:
         report, policies = simulated([spec if template == TUNED else template for template in templates])
@@ -222,7 +215,6 @@ def slos_of(slo_s: float | Sequence[float] | None) -> tuple[float, ...]:
 
 
 def _check_seconds(**settings: float) -> None:
-    """Check settings that are durations, each under its name. Raises ValueError or TypeError."""
     for name, seconds in settings.items():
         nonnegative_seconds(name, seconds)
 
@@ -235,7 +227,6 @@ def _policies(
     max_padded_size: float,
     allowed_lengths: Sequence[int] | None,
 ) -> list[Policy]:
-    """Make the policy of each stage. Raises ValueError or TypeError."""
     slo_s = None if math.isinf(longest_slo_s) else longest_slo_s
     policies = [
         policy_of(template, max_batch_size=limit, slo_s=slo_s, cost_s=cost)
@@ -275,6 +266,25 @@ def _core(
     return Core(batchers, graph.declared(batchers, seed), content=graph.content(seed))
 
 
+def _driver(
+    core: Core,
+    costs: BatchCosts,
+    servers: Servers,
+    traffic: Traffic,
+    coordinator: Coordinator | None,
+    seed: int,
+    *,
+    turn_s: float,
+    **way: Any,
+) -> VirtualDriver:
+    at_first, record = [each.least for each in servers.ranges], traffic.record
+    if coordinator is None:
+        return VirtualDriver(core, costs, at_first, turn_s=turn_s, watcher=record, **way)
+    own: dict[str, Any] = {"coordinator": coordinator, "dice": Random(f"{seed}/coordinator")}
+    between = record.settle_s, traffic.duration_s
+    return BusyDriver(core, costs, at_first, between=between, watcher=record, **own, **way)
+
+
 def _levels(policy: Policy, traffic: Traffic) -> LevelsOf | None:
     """Return how a queue sorts requests by length, as in a stage with `length=` or `key=`."""
     if not traffic.tells_lengths:
@@ -295,7 +305,6 @@ def _reported(
     seed: int,
     end_s: float,
 ) -> Report:
-    """Return the report of a run that has come to its end."""
     return report_of(
         traffic.record.settled(),
         policy=_label(templates),
@@ -311,7 +320,6 @@ def _reported(
 
 
 def _label(templates: Sequence[PolicyLike]) -> str:
-    """Return the names of the policies, each once, in the order of their stages."""
     return " -> ".join(dict.fromkeys(map(label_of, templates)))
 
 
@@ -319,9 +327,7 @@ class BatchCosts:
     """Says how long each batch takes, and records its padding and its changes of key.
 
     Args:
-        servers: The stages.
-        policies: The policy of each stage, which says what batches are padded to.
-        traffic: Knows the weights and the lengths of requests.
+        policies: Of each stage, as they have the sizes and lengths to which batches are padded.
         switch_s: The seconds by which a batch takes longer if the one before on its worker had
             another key, or if it is the first.
         seed: The seed of everything random; each stage has a source of its own.
@@ -354,14 +360,12 @@ class BatchCosts:
         return seconds
 
     def _work(self, batch: Batch) -> BatchShape:
-        """Return the load of the worker of a batch."""
         stage = batch.stage
         n = self._sizes[stage](self._traffic.weight_of(batch))
         lengths = self._traffic.lengths_of(batch)
         return BatchShape(n, self._lengths[stage](max(lengths)), lengths) if lengths else BatchShape(n)
 
     def _is_switch(self, batch: Batch) -> bool:
-        """Report whether a batch has another key than the one before on its worker."""
         place, key = (batch.stage, batch.place), batch.requests[0].lane.key
         is_switch = place not in self._last_keys or self._last_keys[place] != key
         self._last_keys[place] = key
@@ -369,7 +373,6 @@ class BatchCosts:
 
 
 def _padding(allowed: Sequence[int] | None) -> Callable[[float], float]:
-    """Return the function from a size or a length to the one that it is padded to."""
     if not allowed:
         return lambda n: n
     return lambda n: next((each for each in allowed if each >= n), n)

@@ -151,7 +151,6 @@ def keys_of(keys: object) -> Keys | None:
 
 
 def _check_count(kind: str, count: int) -> None:
-    """Raise ValueError if there is no key."""
     if count < 1:
         raise ValueError(f"{kind}: there must be at least 1 key, not {count!r}")
 
@@ -382,65 +381,40 @@ class Bimodal:
 
 @dataclass(frozen=True)
 class FromFile:
-    """The lengths of inputs in a file, one in each line.
+    """The lengths in a file, those of one request in each line.
 
     Args:
-        path: The file: numbers alone, or a CSV file with a header line.
-        column: The column of the lengths; the first one if not given.
+        path: The file: the inputs alone, or a CSV file with a header line.
+        column: The column of the inputs; the first one if not given.
         in_order: Whether requests have the lengths of the file's lines in order, again from the top
             at its end. If not, each line is as likely as the others.
+        output: The column of the answers; each has one part if not given.
     """
 
     path: str
     column: str | None = None
     in_order: bool = False
+    output: str | None = None
 
     def __post_init__(self) -> None:
         if not self._lines():
             raise ValueError(f"the file {self.path} has no lengths")
 
     def draw(self, dice: Random) -> Iterator[Length]:
-        yield from _drawn(self._lines(), self.in_order, dice)
+        lines = self._lines()
+        if self.in_order:
+            yield from cycle(lines)
+        while True:
+            yield dice.choice(lines)
 
     def _lines(self) -> list[Length]:
-        return _read_lengths(self.path, self.column)
+        return _read_lengths(self.path, self.column, self.output)
 
 
-def _drawn(lines: Sequence[Length], in_order: bool, dice: Random) -> Iterator[Length]:
-    """Yield lengths of a file for ever: line by line, or each as likely as the others."""
-    if in_order:
-        yield from cycle(lines)
-    while True:
-        yield dice.choice(lines)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The lengths of a CSV file with a header line.
-
-    Args:
-        path: The file.
-        input: The column of the inputs.
-        output: The column of the answers.
-        in_order: Whether requests have the lengths of the file's lines in order, again from the top
-            at its end. If not, each line is as likely as the others.
-    """
-
-    path: str
-    input: str = "ContextTokens"
-    output: str = "GeneratedTokens"
-    in_order: bool = False
-
-    def __post_init__(self) -> None:
-        if not self._lines():
-            raise ValueError(f"the trace {self.path} has no requests")
-
-    def draw(self, dice: Random) -> Iterator[Length]:
-        yield from _drawn(self._lines(), self.in_order, dice)
-
-    def _lines(self) -> list[Length]:
-        rows = read_columns(self.path, self.input, [self.output])
-        return [Length(max(1, int(float(tokens))), max(1, int(float(parts)))) for tokens, parts in rows]
+def _recorded(
+    path: str, input: str = "ContextTokens", output: str = "GeneratedTokens", in_order: bool = False
+) -> FromFile:
+    return FromFile(path, input, in_order, output)
 
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
@@ -449,7 +423,7 @@ _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "exponential": Exponential,
     "bimodal": Bimodal,
     "file": FromFile,
-    "trace": Recorded,
+    "trace": _recorded,
 }
 
 
@@ -473,18 +447,17 @@ def sample_of(lengths: Lengths) -> list[int]:
 
 
 @functools.lru_cache(maxsize=8)
-def _read_lengths(path: str, column: str | None) -> list[Length]:
-    """Read a file of lengths; for the arguments see `FromFile`. Raises ValueError."""
+def _read_lengths(path: str, column: str | None, output: str | None) -> list[Length]:
     try:
         if column is None and _is_bare(path):
             with Path(path).open(newline="") as file:
-                texts = [row[0] for row in csv.reader(file) if row]
+                rows = [row[:1] for row in csv.reader(file) if row]
         else:
-            texts = [text for (text,) in read_columns(path, column, [])]
+            rows = read_columns(path, column, [output] if output else [])
     except OSError as error:
         raise ValueError(f"cannot read the lengths {path}: {error.strerror}") from None
     try:
-        return [Length(max(1, int(float(text)))) for text in texts]
+        return [Length(*[max(1, int(float(text))) for text in row]) for row in rows]
     except ValueError:
         raise ValueError(f"{path} is not a file of lengths: it should have a number in each line") from None
 
@@ -505,7 +478,6 @@ def _whole(value: float, most: int) -> int:
 
 
 def _check_positive(kind: str, **values: float) -> None:
-    """Raise ValueError if one of the values is not positive."""
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"{kind}: {name} must be positive, not {value!r}")

@@ -148,8 +148,6 @@ class SimulatedGraph:
 
 
 class _Chooser:
-    """Names the branch of an item."""
-
     def __init__(self, seed: int, block: _Block) -> None:
         self._seed = seed
         self._block = block
@@ -178,19 +176,15 @@ class _Content:
         return 0
 
     def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
-        """Return the name of the branch that an item takes."""
         return choose(item)
 
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
-        """Return the item."""
         return item
 
     def as_value(self, error: Exception, accept: int) -> Any:
-        """Return the error."""
         return error
 
     def items(self, item: Any, format: int, most: float) -> list[Any]:
-        """Return the items of a list."""
         n = self._lengths[int(_drawn(self._seed, "items", item) * len(self._lengths))]
         found = []
         for i in range(n):
@@ -205,8 +199,6 @@ class _Content:
 
 
 class _EarlyAnswers:
-    """Says which results of a batch are early answers."""
-
     def __init__(self, seed: int, shares: Sequence[float], core: Core) -> None:
         self._seed = seed
         self._shares = shares
@@ -291,7 +283,6 @@ def _workers_of(stage: Stage) -> int | str:
 
 
 def _check_shares(setting: str, shares: Mapping[str, float] | None, known: Sequence[str], what: str) -> None:
-    """Check shares by name. Raises ValueError."""
     for name, share in (shares or {}).items():
         if name not in known:
             raise ValueError(f"{setting} names a {what} {name!r}; there are {', '.join(known) or 'none'}")
@@ -313,7 +304,6 @@ class _Maker:
         self.known: list[str] = []
 
     def line(self, line: Line) -> _Parts:
-        """Return the parts of a line. Raises ValueError."""
         return tuple(self._stages.index(each.name) if isinstance(each, Stage) else self._block(each) for each in line)
 
     def _block(self, element: Any) -> _Block:

@@ -6,7 +6,6 @@ It runs numbers of workers and batch limits until the load is met, and prints a 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +20,7 @@ from carpool.simulate.compare import compare
 from carpool.simulate.costs import USUAL_COST, given_costs
 from carpool.simulate.report import Report, json_text
 from carpool.simulate.servers import Servers
+from carpool.simulate.table import exit_on_mistake, wide_console
 from carpool.simulate.traffic import Traffic
 
 _MOST_TRIED = 8  # numbers of workers beyond the least that could do
@@ -109,8 +109,6 @@ def best(found: Sequence[Staffing], goal: float) -> Staffing | None:
     return min(good, key=lambda choice: (sum(choice.workers), choice.report.p99_s), default=None)
 
 
-_FILE_WIDTH = 160  # columns of output that does not go to a terminal
-_USAGE_ERROR = 2
 _NOT_ENOUGH = 1
 
 
@@ -175,31 +173,26 @@ def plan(
     as_json:
         Print JSON instead of the table.
     """
-    try:
+    with exit_on_mistake():
         costs, known = given_costs(cost, USUAL_COST)
         share = _share(goal)
         limits = [[each] * len(costs) for each in _numbers("max-batch-size", max_batch_size)]
+        times = {"slo_s": specs.duration(slo), "hop_s": specs.duration(hop), "duration_s": specs.duration(duration)}
         with Console(stderr=True).status("") as status:
-            found = list(
-                staffings(
-                    costs,
-                    arrivals or USUAL_ARRIVALS,
-                    limits or [known or [64] * len(costs)],
-                    _numbers("workers", workers) or None,
-                    share,
-                    policy=policy,
-                    progress=lambda what: status.update(f"simulating {what}"),
-                    slo_s=specs.duration(slo),
-                    hop_s=specs.duration(hop),
-                    duration_s=specs.duration(duration),
-                    seed=seed,
-                    seeds=seeds,
-                    jobs=jobs,
-                )
+            tried = staffings(
+                costs,
+                arrivals or USUAL_ARRIVALS,
+                limits or [known or [64] * len(costs)],
+                _numbers("workers", workers) or None,
+                share,
+                policy=policy,
+                progress=lambda what: status.update(f"simulating {what}"),
+                seed=seed,
+                seeds=seeds,
+                jobs=jobs,
+                **times,
             )
-    except (ValueError, OSError) as error:
-        print(f"carpool: {error}", file=sys.stderr)
-        raise SystemExit(_USAGE_ERROR) from None
+            found = list(tried)
     chosen = best(found, share)
     if as_json:
         print(json_text({"choices": [_as_dict(each) for each in found], "best": chosen and _as_dict(chosen)}, 2))
@@ -209,7 +202,6 @@ def plan(
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
-    """Return the numbers of "3,4,5" or "1-8". Raises ValueError."""
     found: list[int] = []
     for part in (text or "").split(",") if text else ():
         least, dash, most = part.strip().partition("-")
@@ -220,7 +212,6 @@ def _numbers(option: str, text: str | None) -> list[int]:
 
 
 def _share(text: str) -> float:
-    """Return "99%" or "0.99" as a share. Raises ValueError."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -236,15 +227,11 @@ def _as_dict(choice: Staffing) -> dict[str, Any]:
 
 
 def _row(numbers: Sequence[int]) -> str:
-    """Write a number for each stage, or one for all."""
-    return str(numbers[0]) if len(set(numbers)) == 1 and len(numbers) == 1 else " -> ".join(map(str, numbers))
+    return " -> ".join(map(str, numbers))
 
 
 def _print(found: Sequence[Staffing], chosen: Staffing | None, about: str, goal: str, slo: str) -> None:
-    """Print the workload, the table, and which choice is enough."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = wide_console()
     console.print(about, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("workers", "batches up to", "capacity/s", "in time", "refused", "p50 ms", "p99 ms", "batch", ""):

@@ -17,11 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
-
 from carpool.simulate.report import Report
 
 try:
@@ -148,12 +143,10 @@ def save(path: Path, figure: Figure, title: str, table: str = "") -> None:
 
 
 def _position(policy: str, others: Sequence[str]) -> int:
-    """Return the position of a policy among others; 0 if it is not one of them."""
     return others.index(policy) if policy in others else 0
 
 
 def _curves(reports: Iterable[Plotted]) -> _Curves:
-    """Return the figures by policy and load, each the mean over the seeds."""
     groups: dict[str, dict[float, list[Plotted]]] = {}
     for report in reports:
         load = CLOSED if report.load is None else report.load
@@ -162,7 +155,6 @@ def _curves(reports: Iterable[Plotted]) -> _Curves:
 
 
 def _point(reports: Sequence[Plotted]) -> _Point:
-    """Return the mean of the figures, and all batches together."""
     sizes: dict[int, int] = {}
     for report in reports:
         for n, count in report.batch_sizes.items():
@@ -178,14 +170,12 @@ def _point(reports: Sequence[Plotted]) -> _Point:
 
 
 def _means(figures: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """Return the mean of each figure over the reports that have it, in order of the keys."""
     keys = sorted({key for each in figures for key in each})
     found = {key: [each[key] for each in figures if key in each] for key in keys}
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 def _loads(curves: _Curves) -> list[float]:
-    """Return all loads, in order."""
     return sorted({load for points in curves.values() for load in points})
 
 
@@ -219,7 +209,6 @@ def _figure(curves: _Curves, slo_s: float | None, title: str) -> Figure:
 
 
 def _legend(axes: Any, policies: Sequence[str]) -> list[Any]:
-    """Return a sample of each policy's line."""
     return [axes.plot([], [], label=policy, **_line(policy, policies))[0] for policy in policies]
 
 
@@ -238,7 +227,6 @@ def _line(policy: str, policies: Sequence[str]) -> dict[str, Any]:
 
 
 def _draw_goodput(axes: Any, curves: _Curves) -> None:
-    """Draw goodput over load, with a curve for each policy."""
     for policy, points in curves.items():
         axes.plot(list(points), [point.goodput for point in points.values()], **_line(policy, list(curves)))
     axes.set_title("Goodput: answers in time", loc="left")
@@ -249,7 +237,6 @@ def _draw_goodput(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_latency(axes: Any, curves: _Curves) -> None:
-    """Draw mean and p99 over load, with two curves for each policy."""
     for policy, points in curves.items():
         line = _line(policy, list(curves))
         axes.plot(list(points), [point.mean_s * 1e3 for point in points.values()], **line)
@@ -271,7 +258,6 @@ def _mark_loads(axes: Any) -> None:
 
 
 def _draw_goodputs(axes: Any, curves: _Curves) -> None:
-    """Draw a bar for each policy, where there is only one load."""
     for row, (policy, points) in enumerate(curves.items()):
         goodput = next(iter(points.values())).goodput
         axes.barh(row, goodput, height=0.62, color=style(policy, list(curves))[0])
@@ -284,7 +270,6 @@ def _draw_goodputs(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_latencies(axes: Any, curves: _Curves) -> None:
-    """Draw mean and p99 of each policy, joined by a line, where there is only one load."""
     for row, (policy, points) in enumerate(curves.items()):
         point = next(iter(points.values()))
         colour, mark = style(policy, list(curves))
@@ -342,7 +327,6 @@ def _draw_sizes(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_by_length(axes: Any, curves: _Curves) -> None:
-    """Draw the p99 of each policy over the length of requests, at the highest load up to 1."""
     loads = _loads(curves)
     load = max([load for load in loads if load <= 1], default=loads[0])
     for policy, points in curves.items():
@@ -359,7 +343,6 @@ def _draw_by_length(axes: Any, curves: _Curves) -> None:
 
 
 def _draw_spread(axes: Any, x: float, sizes: Mapping[int, int], colour: str, mark: str) -> None:
-    """Draw the percentiles of some batch sizes at `x`."""
     low, quarter, middle, three_quarters, high = (_quantile(sizes, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95))
     axes.plot([x, x], [low, high], color=colour, linewidth=1.2, solid_capstyle="butt")
     axes.plot([x, x], [quarter, three_quarters], color=colour, linewidth=4.5, alpha=0.55, solid_capstyle="butt")
@@ -392,7 +375,6 @@ def _plain_ticks(axis: Any) -> None:
 
 
 def _table(curves: _Curves) -> str:
-    """Return the figures of the picture as an HTML table."""
     header = ("policy", "load", "goodput (1/s)", "mean (ms)", "p99 (ms)")
     rows = [
         (policy, f"{load:.3g}", f"{p.goodput:,.1f}", f"{p.mean_s * 1e3:.2f}", f"{p.p99_s * 1e3:.2f}")
@@ -405,7 +387,6 @@ def _table(curves: _Curves) -> str:
 
 
 def _page(svg: str, title: str, table: str) -> str:
-    """Return a page that needs no other file."""
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -452,7 +433,6 @@ def draw_workers(
 
 
 def _draw(axes: Any, name: str, report: Report, names: Sequence[str]) -> None:
-    """Draw the number of workers as steps."""
     over_time = report.workers_over_time
     text = f"{name}: {report.attainment:.1%} in time, {report.worker_s:,.0f} worker-seconds"
     line = {"color": style(name, names)[0], "linewidth": 1.8}
@@ -460,7 +440,6 @@ def _draw(axes: Any, name: str, report: Report, names: Sequence[str]) -> None:
 
 
 def _table_of_workers(reports: Mapping[str, Report]) -> str:
-    """Return the figures of the picture as an HTML table."""
     rows = ["<tr><th></th><th>in time</th><th>worker-seconds</th></tr>"]
     rows += [
         f"<tr><td>{html.escape(name)}</td><td>{report.attainment:.2%}</td><td>{report.worker_s:,.0f}</td></tr>"

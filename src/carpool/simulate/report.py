@@ -158,18 +158,11 @@ def report_of(
     has_keys: bool = False,
     coordinator_s: float | None = None,
 ) -> Report:
-    """Return the figures of one run.
+    """Return the figures of one run, which ended at `end_s`; for the others see `Report`.
 
     Args:
-        record: The record of the run.
-        policy: The name of the policy.
-        load: The mean arrival rate as a share of capacity, if it is known.
-        seed: The seed of the run.
-        end_s: When the run ended.
         worker_s: The seconds that the workers of each stage were there, in all.
-        workers_over_time: By the second, how many there were, where they come and go.
-        wake_ups: How often the policy was asked only because time had passed.
-        has_keys: Whether only requests with equal keys shared batches.
+        wake_ups: How often the policy was asked only because time had passed, in all.
         coordinator_s: The seconds for which the coordinator was busy; None if its work takes none.
     """
     requests, dropped, unfinished = len(record.arrived), *map(record.finished.count, (DROPPED, UNFINISHED))
@@ -246,12 +239,10 @@ def _mean_figure(name: str, values: Sequence[Any]) -> Any:
 
 
 def _keys_of(mappings: Sequence[Mapping[float, object]]) -> list[float]:
-    """Return the keys of all mappings, in order."""
     return sorted({key for mapping in mappings for key in mapping})
 
 
 def _latencies(record: Record, end_s: float) -> list[float]:
-    """Return the latencies of all requests that were not dropped."""
     return [latency_s for latency_s in _latency_of_each(record, end_s) if latency_s is not None]
 
 
@@ -262,7 +253,6 @@ def _latency_of_each(record: Record, end_s: float) -> Iterable[float | None]:
 
 
 def _by_length(record: Record, good: list[bool], end_s: float) -> dict[str, Any]:
-    """Return the figures of requests by their lengths; none where they have no lengths."""
     if not record.lengths:
         return {}
     least = sorted(record.lengths)[_LONGEST_TENTH * len(record.lengths) // 10]
@@ -291,7 +281,6 @@ def _good(record: Record) -> list[bool]:
 
 
 def _penalised_mean(record: Record, end_s: float) -> float:
-    """Return the mean over all requests, of which those that are not good count for two SLOs."""
     total = 0.0
     for arrived, end, slo_s in zip(record.arrived, record.finished, record.slo_of_each, strict=True):
         if 0.0 <= end <= arrived + slo_s:
@@ -306,7 +295,6 @@ def _penalised_mean(record: Record, end_s: float) -> float:
 
 
 def _class_attainment(record: Record, good: list[bool]) -> dict[float, float]:
-    """Return the share of good requests by SLO, for each SLO that some requests have."""
     if len(record.slos) == 1:
         return {record.slos[0]: sum(good) / len(good)} if good else {}
     count = Counter(record.slo_s)
@@ -327,12 +315,10 @@ def _jain(record: Record, good: list[bool]) -> float | None:
 
 
 def _padding_share(stage: StageRecord) -> float | None:
-    """Return the share of padding in the work of a stage; None without lengths."""
     return 1 - stage.of_requests / stage.computed if stage.computed else None
 
 
 def _switch_share(stage: StageRecord) -> float:
-    """Return the share of a stage's batches that had another key than the one before."""
     batches = sum(stage.batch_sizes.values())
     return stage.switches / batches if batches else NAN
 
@@ -343,7 +329,6 @@ def _quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def _mean_size(sizes: dict[int, int]) -> float:
-    """Return the mean number of requests in a batch."""
     batches = sum(sizes.values())
     return sum(n * count for n, count in sizes.items()) / batches if batches else NAN
 
@@ -354,7 +339,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def _mean(values: Iterable[float | None]) -> float:
-    """Return the mean of the values that are known."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     return fmean(known) if known else NAN
 
@@ -365,7 +349,6 @@ def json_text(value: object, indent: int | None = None) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -210,14 +210,7 @@ def rule_of(rule: Rule | str) -> Rule:
 class StageScaling:
     """The workers of one stage in a run.
 
-    Args:
-        driver: Has workers come and go.
-        stage: The position of the stage.
-        workers: How many it has at least, and at most; at first it has the least.
-        rule: How many it should have.
-        start_s: How long a worker takes to start, in seconds.
-        limit: The largest batch.
-        slo_s: The longest SLO of requests, in seconds.
+    At first it has the least.
 
     Attributes:
         worker_s: The sum over the workers of the seconds for which they were there or on their way.
@@ -312,14 +305,9 @@ class Scaling:
     It enters its looks with the driver when it is made, and is asked for its figures after the run.
 
     Args:
-        driver: Has workers come and go.
-        workers: For each stage how many there are.
-        rule: How many a stage should have.
-        start_s: How long a worker takes to start, in seconds.
-        limits: For each stage the largest batch.
         slo_s: The longest SLO of requests, in seconds.
-        duration_s: How long requests arrive; worker-seconds are counted for that long.
-        settle_s: How long they are not counted at the beginning.
+        duration_s: How long requests arrive; worker-seconds are counted for that long, ...
+        settle_s: ... but not so long at the beginning.
     """
 
     def __init__(
@@ -334,7 +322,6 @@ class Scaling:
         duration_s: float,
         settle_s: float = 0.0,
     ) -> None:
-        self._driver = driver
         self._stages = {
             i: StageScaling(driver, i, each, rule, start_s=start_s, limit=limits[i], slo_s=slo_s)
             for i, each in enumerate(workers)
@@ -347,10 +334,11 @@ class Scaling:
             return
         driver.completed = self._completed
         driver.drained = self._drained
-        for second in range(math.ceil(duration_s / EVERY_S)):
-            driver.at(second * EVERY_S, self._look)
-        driver.at(settle_s, self._settle)
-        driver.at(duration_s, self._end)
+        for stage in self._stages.values():
+            for second in range(math.ceil(duration_s / EVERY_S)):
+                driver.at(second * EVERY_S, stage.look)
+            driver.at(settle_s, stage.settle)
+            driver.at(duration_s, stage.end)
 
     @property
     def worker_s(self) -> tuple[float, ...]:
@@ -369,15 +357,3 @@ class Scaling:
 
     def _drained(self, stage: int, place: int) -> None:
         self._stages[stage].drained(place)
-
-    def _settle(self) -> None:
-        for stage in self._stages.values():
-            stage.settle()
-
-    def _look(self) -> None:
-        for stage in self._stages.values():
-            stage.look()
-
-    def _end(self) -> None:
-        for stage in self._stages.values():
-            stage.end()

@@ -105,18 +105,15 @@ def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: 
 
 
 def _parameters(make: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a class or function that can be given by name."""
     parameters = inspect.signature(make, eval_str=True).parameters
     return {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
 def _required(make: Callable[..., object]) -> set[str]:
-    """Return the names of the parameters without a default."""
     return {name for name, p in _parameters(make).items() if p.default is p.empty}
 
 
 def _value_forms(make: Callable[..., object], without: Iterable[str]) -> dict[str, ValueForm]:
-    """Return how values are written, by parameter, for those that a spec can set."""
     forms = {name: _value_form(p.annotation) for name, p in _parameters(make).items() if name not in without}
     return {name: form for name, form in forms.items() if form is not None}
 
@@ -170,7 +167,6 @@ def _first_that_suits(value: str, forms: Mapping[str, ValueForm]) -> str:
 
 
 def _value(text: str, name: str, form: ValueForm) -> Any:
-    """Read a value, or a tuple of values, of a parameter. Raises ValueError."""
     if form.type is str:
         return text
     if form.type is bool:

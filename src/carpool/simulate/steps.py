@@ -269,7 +269,6 @@ def traffic_of(
 def _policy(
     policy: StepPolicyLike, rows: int, slo_s: float | None, part_slo_s: float | None, known: StepCost | None
 ) -> StepPolicy:
-    """Make the policy, with the costs if they are given."""
     template = policy() if callable(policy) and not isinstance(policy, StepPolicy) else policy
     made = new_step_policy(template, rows, part_slo_s=part_slo_s, slo_s=slo_s)
     if known is not None:

@@ -6,7 +6,9 @@ Those of `carpool simulate --steps` may be JSON instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -21,11 +23,30 @@ from carpool.simulate.compare import processes
 from carpool.simulate.report import Report, json_text
 from carpool.simulate.steps import StepReport, mean_of_steps, run_steps, step_cost_of, traffic_of
 
+_FILE_WIDTH = 160  # columns of output that does not go to a terminal
+_USAGE_ERROR = 2
 COMPARABLE = 0.99  # below this share of the best goodput, a latency cannot be compared
 
 
+@contextmanager
+def exit_on_mistake() -> Iterator[None]:
+    """Turn a mistake of the user, a ValueError or an OSError, into a line on stderr and an exit."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        print(f"carpool: {error}", file=sys.stderr)
+        raise SystemExit(_USAGE_ERROR) from None
+
+
+def wide_console() -> Console:
+    """Return a console for tables, wide where the output does not go to a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
+
+
 def _number(value: float) -> str:
-    """Write a number, with a digit behind the point if it is small."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}"
 
 
@@ -99,14 +120,12 @@ def table_of(reports: Sequence[Report]) -> Table:
 
 
 def _cells(column: Column, reports: Sequence[Report]) -> list[Text]:
-    """Return the cells of one column, with a mark on all that read like the best, unless all do."""
     written = [_written(column, report) for report in reports]
     best = _best(column, reports) if len(set(written)) > 1 else None
     return [Text(f"{text}*", "bold green") if text == best else Text(f"{text} ") for text in written]
 
 
 def _best(column: Column, reports: Sequence[Report]) -> str | None:
-    """Return the text of the best figure; None where no figure is best."""
     top = COMPARABLE * max(report.goodput for report in reports)
     rivals = [report for report in reports if not column.comparable or report.goodput >= top]
     values = [value for value in map(column.value, rivals) if value is not None and not math.isnan(value)]
@@ -116,7 +135,6 @@ def _best(column: Column, reports: Sequence[Report]) -> str | None:
 
 
 def _written(column: Column, report: Report) -> str:
-    """Return the text of a figure, or a dash where the report has none."""
     value = column.value(report)
     return "-" if value is None or math.isnan(value) else column.write(value)
 
@@ -130,14 +148,7 @@ _LEGEND = (
 
 
 def compare_steps(policies: Sequence[str], *, seeds: int, seed: int, jobs: int, **settings: Any) -> list[StepReport]:
-    """Return one report for each policy, with the means over several seeds.
-
-    Args:
-        policies: Their names.
-        seeds: How many runs are made for each of them.
-        seed: The first seed.
-        jobs: How many processes make the runs; 0 for one per core.
-        settings: Further settings of `run_steps`.
+    """Return one report for each name of a policy, as `compare` does, with settings of `run_steps`.
 
     Raises:
         ValueError: A setting makes no sense.
@@ -154,21 +165,12 @@ def compare_steps(policies: Sequence[str], *, seeds: int, seed: int, jobs: int, 
     return [mean_of_steps(reports[i : i + seeds]) for i in range(0, len(reports), seeds)]
 
 
-def print_steps(reports: Sequence[StepReport], shown: dict[str, Any], *, as_json: bool, width: int) -> None:
-    """Print reports.
-
-    Args:
-        reports: One for each policy.
-        shown: The workload and the settings, as the user wrote them.
-        as_json: Whether to print JSON instead of a table.
-        width: The columns of output that does not go to a terminal.
-    """
+def print_steps(reports: Sequence[StepReport], shown: dict[str, Any], *, as_json: bool) -> None:
+    """Print the reports of all policies below the workload, `shown` as the user wrote it."""
     if as_json:
         print(json_text({**shown, "reports": [asdict(report) for report in reports]}, 2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = width
+    console = wide_console()
     console.print(", ".join(f"{name} {value}" for name, value in shown.items()), markup=False)
     console.print(_table(reports))
     console.print(_LEGEND, style="dim")

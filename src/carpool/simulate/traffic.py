@@ -27,13 +27,7 @@ from carpool.simulate.servers import Servers
 
 
 class _Arrival(NamedTuple):
-    """One request of an open process.
-
-    Attributes:
-        when: When it arrives.
-        weight: The weight that it brings, or None.
-        length: The length that it brings, or None.
-    """
+    """One request of an open process, with the weight and the length that it brings, if any."""
 
     when: float
     weight: float | None = None
@@ -44,13 +38,10 @@ class Traffic:
     """Makes the requests of a run, and a record of them.
 
     Args:
-        processes: The processes and closed loops that send requests.
         servers: The stages; loads are shares of their capacity.
         slos: SLOs in seconds; each request has one of them.
         duration_s: How long requests arrive; None for the length of the (longest) trace.
-        features: How the requests differ.
         settle_s: How long requests arrive before those that count.
-        seed: The seed of everything random.
 
     Attributes:
         duration_s: How long requests arrive, as given or found.
@@ -202,7 +193,6 @@ class Traffic:
         return map(_Arrival, times, _own_weights(process) or repeat(None), _own_lengths(process) or repeat(None))
 
     def _scene(self, process: Open, duration_s: float) -> Scene:
-        """Return the facts of the run for a process, with the capacity for its requests."""
         return Scene(duration_s, self.capacity(process))
 
     def capacity(self, process: Arrivals | None = None) -> float:
@@ -216,7 +206,6 @@ class Traffic:
         return self._servers.capacity(self._mean_weight(process), weights_known=known, lengths=self._lengths(process))
 
     def _mean_weight(self, process: Arrivals | None) -> float:
-        """Return the mean weight of a process's requests, as the core counts it."""
         own, weights = _own_weights(process), self._features.weights
         if own is None:
             return 1.0 if weights is None else weights.mean
@@ -224,14 +213,12 @@ class Traffic:
         return sum(sizes) / len(sizes)
 
     def _lengths(self, process: Arrivals | None) -> Sequence[int]:
-        """Return lengths that are like those of a process's requests; empty if there are none."""
         own, lengths = _own_lengths(process), self._features.lengths
         if own is not None:
             return own
         return [] if lengths is None else sample_of(lengths)
 
     def _longest_s(self, processes: Sequence[Open]) -> float:
-        """Return the seconds of the longest trace. Raises ValueError if there is none."""
         lengths = [process.length_s(self._scene(process, 0.0)) for process in processes if isinstance(process, Trace)]
         if not lengths:
             raise ValueError("duration_s can only be left out for a trace, which has a length of its own")
@@ -250,11 +237,9 @@ class _Client:
         self._traffic = traffic
 
     def send(self) -> None:
-        """Send a request now."""
         self._traffic.send(self)
 
     def answered(self, request: Request) -> None:
-        """Think, or back off after a refusal, and send again."""
         loop = self._loop
         mean_s = loop.think_s if request.error is None else loop.backoff_s
         self._traffic.after(loop.pause_s(self._dice, mean_s), self)

@@ -221,11 +221,10 @@ def test_without_overload_a_long_queue_is_kept() -> None:
 
 
 def test_an_overload_that_has_just_begun_is_borne() -> None:
-    """Nothing is refused in an overload while less waits than half of what can be served in time."""
+    """Nothing is refused when an overload begins and less waits than can be served in time."""
     policy = taught(rate=2 * 2667)
 
     assert decide(policy, queued(*crowd(350, 0.3, 2 * 2667))) == Decision([], 64, "full")
-    assert not policy.explain(NOW)["overloaded"]
 
 
 def test_overload_may_be_met_for_latency() -> None:
@@ -846,11 +845,9 @@ def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_nex
         now = batch(policy, now, 8, FIXED(8))
 
 
-@pytest.mark.parametrize(("busy_s", "every_s"), [(1.6e-3, 20e-3), (150e-6, 50e-3)])
-def test_of_short_batches_some_are_learned_from(busy_s: float, every_s: float) -> None:
-    """Of short batches one each twenty milliseconds is learned from, of trifles one each fifty, and
-    of the first ones all.
-    """
+@pytest.mark.parametrize("busy_s", [1.6e-3, 150e-6])
+def test_of_short_batches_some_are_learned_from(busy_s: float) -> None:
+    """Of short batches one each twenty milliseconds is learned from, and of the first ones all."""
     policy = Adaptive(64)
     now = NOW
     for _ in range(66):
@@ -861,7 +858,7 @@ def test_of_short_batches_some_are_learned_from(busy_s: float, every_s: float) -
     while now < begin + 2.0:
         now = batch(policy, now, 8, busy_s)
 
-    assert 0.7 * 2.0 / every_s < policy.cost.samples - before <= 2.0 / every_s + 1
+    assert 70 < policy.cost.samples - before <= 101
 
 
 def test_a_model_that_becomes_slow_is_no_trifle_any_more() -> None:

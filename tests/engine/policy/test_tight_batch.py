@@ -1,11 +1,11 @@
-"""Batches composed by length that are late for some: those are left out, or the urgent go first."""
+"""Batches composed by length that are late for some: those are left out."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.engine.policy.compose import urgent_first, without_late
+from carpool.engine.policy.compose import without_late
 from carpool.engine.request import Request
 from tests.support.properties import PROPERTY
 
@@ -50,36 +50,13 @@ def test_a_batch_in_which_all_are_late_stays_as_it_is() -> None:
     assert without_late(0.0, batch, 10, seconds) is batch
 
 
-def test_the_urgent_go_first_where_more_are_in_time_so() -> None:
-    """Two of six are due before a batch of six is done, but not before one of two."""
-    urgent, patient = due(1.3, 1.3), due(*[9.0] * 4)
-    assert urgent_first(0.0, [*patient, *urgent], seconds) == [*urgent, patient[0]]
-
-
-def test_all_go_together_where_the_others_would_be_late_instead() -> None:
-    """The urgent one does not go first if that makes two others late."""
-    batch = due(1.15, 1.35, 1.35)
-    assert urgent_first(0.0, batch, seconds) is batch
-
-
 @given(st.lists(st.tuples(st.floats(0.5, 5.0), st.integers(1, 40)), min_size=1, max_size=12))
 @PROPERTY
-def test_neither_rule_makes_fewer_be_in_time(given_requests: list[tuple[float, int]]) -> None:
-    """What stays in a batch is in time if any of it is; and with the urgent first, no fewer are in
-    time than in one batch.
-    """
+def test_all_that_stay_are_in_time(given_requests: list[tuple[float, int]]) -> None:
+    """What stays in a batch is in time if any of it is."""
     requests = [due(at, length=length)[0] for at, length in given_requests]
     longest = max(r.length for r in requests)
 
-    def in_time(batch: list[Request], begin: float, longest: int) -> int:
-        return sum(r.due >= begin + seconds(len(batch), longest) for r in batch)
-
     kept = list(without_late(0.0, requests, longest, seconds))
-    assert in_time(kept, 0.0, longest) in ({0} if kept == requests and not in_time(kept, 0.0, longest) else {len(kept)})
-    first = list(urgent_first(0.0, requests, seconds))
-    then = [r for r in requests if r not in first]
-    of_first = max(r.length for r in first)
-    served = in_time(first, 0.0, of_first)
-    if then:
-        served += in_time(then, seconds(len(first), of_first), longest)
-    assert served >= in_time(requests, 0.0, longest)
+    in_time = sum(r.due >= seconds(len(kept), longest) for r in kept)
+    assert in_time == len(kept) or (kept == requests and not in_time)

@@ -49,7 +49,7 @@ from typing import Any, Final
 from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
 from carpool.engine.policy.by_length import ByLength
-from carpool.engine.policy.cost import COLD, SURE, CostModel
+from carpool.engine.policy.cost import LEARNED, SURE, CostModel
 from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.request import Request
 
@@ -80,7 +80,7 @@ class Adaptive(AdaptiveLearning):
     @property
     def lone_slack_s(self) -> float:
         cost = self.cost
-        if self.is_patient or cost.samples < COLD or (not self._was_trifle and self.gather.window_s):
+        if self.is_patient or cost.samples < LEARNED or (not self._was_trifle and self.gather.window_s):
             return inf
         if self._to_learn is not None and self._next_has_gone:
             return inf  # the next arrival has the last batch learned from, which may change all this
@@ -122,7 +122,7 @@ class Adaptive(AdaptiveLearning):
             decision = Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
         elif self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
             decision = composed
-        elif self.cost.samples < COLD:
+        elif self.cost.samples < LEARNED:
             decision = self._cold(view.now, queue)
         else:
             self._sizes.refresh()
@@ -143,7 +143,7 @@ class Adaptive(AdaptiveLearning):
         by what waits then.
         """
         queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        if self.cost.samples < COLD or (self._by_length is not None and self._by_length.composes(view)):
+        if self.cost.samples < LEARNED or (self._by_length is not None and self._by_length.composes(view)):
             return NOTHING
         sizes.refresh()
         most = self.limit if self._was_trifle else sizes.most_of(waiting)
@@ -195,7 +195,6 @@ class Adaptive(AdaptiveLearning):
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
     def _note_gone(self, decision: Decision) -> None:
-        """Note that a batch goes."""
         self._next_has_gone = True
         self._rule = decision.reason
 
@@ -205,7 +204,7 @@ class Adaptive(AdaptiveLearning):
         It is asked for a lone request on an idle server, and for trifles.
         """
         cost, queue = self.cost, view.queue
-        if cost.samples < COLD or (self.is_patient and self._defers(queue)):
+        if cost.samples < LEARNED or (self.is_patient and self._defers(queue)):
             return False
         self._overloaded_since = self._stands_since = None
         slack_s = queue.earliest_due - view.now - view.onward_s
@@ -223,8 +222,8 @@ class Adaptive(AdaptiveLearning):
 
     def _warm(self, view: View) -> Decision:
         """Decide by what was learned: rules 2 to 6 of the list above, one after the other."""
-        now, queue, free, busy = view.now, view.queue, view.free, view.busy
-        cost, sizes, workers = self.cost, self._sizes, free + busy
+        now, queue = view.now, view.queue
+        cost, sizes, workers = self.cost, self._sizes, view.free + view.busy
         left = Candidates(queue)
         at = now + view.onward_s  # an answer takes this much longer than its batch
         self._drop_hopeless(left, at, sizes.most_of(left.size))
@@ -232,7 +231,7 @@ class Adaptive(AdaptiveLearning):
             return self._hopeless(left, at - now + cost.seconds(1))
         loads = self._loads(now, workers)
         most = sizes.most_of(left.size)
-        if loads[1] < 1.0 or (not busy and 2 * left.size < most):
+        if loads[1] < 1.0:
             self._overloaded_since = None
         if left.size > most and left.due < inf:
             left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
@@ -251,9 +250,7 @@ class Adaptive(AdaptiveLearning):
             until = self._more_until(view, left, n, most)
             load = 1.0  # so that the size with the fewest seconds for each item goes
         else:
-            # with two workers idle, clients that come back find one, so there is no need to wait
-            # for them
-            until = None if free > 1 else self._back_until(view, left.size, share, slack_s)
+            until = self._back_until(view, left.size, share, slack_s)
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
@@ -298,7 +295,7 @@ class Adaptive(AdaptiveLearning):
         rate, batch_s = workers * self._sizes.rate, self.cost.seconds(most)
         room_s = left.last_due - at
         servable = rate * (room_s - batch_s)
-        if load <= 1.0 or (self._overloaded_since is None and left.size <= 0.5 * servable):
+        if load <= 1.0:
             return left.size
         if self._overloaded_since is None:
             self._overloaded_since = now
@@ -314,11 +311,11 @@ class Adaptive(AdaptiveLearning):
         stood for long (CoDel's sign of a bad queue) does not drain by itself.
         """
         head = left.requests[0]
-        slo_s, looked_at, self._looked_at = head.due - head.arrived, self._looked_at, now
+        slo_s = head.due - head.arrived
         urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
         if urgent <= most * workers:
             self._stands_since = None
-        elif self._stands_since is None or now - looked_at > slo_s:
+        elif self._stands_since is None:
             self._stands_since = now
         elif now - self._stands_since > _STANDS * slo_s:
             edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
@@ -372,7 +369,6 @@ def _needed(most: int, workers: int) -> int:
 
 
 def _why(n: int, most: int, waiting: int) -> str:
-    """Return the reason of a batch of `n` of those that wait, where `most` may go."""
     return "full" if n == most else "free" if n == waiting else "size"
 
 

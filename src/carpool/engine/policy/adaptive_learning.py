@@ -27,34 +27,27 @@ from typing import Any, Final, Literal, NamedTuple
 
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
-from carpool.engine.policy.cost import SURE, CostModel
+from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
 from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
-_FEW: Final = 64
-"""Batches to learn from before any is skipped. With half as many, sizes have been run less often by
-then; with twice as many, learning takes its share of short batches for as much longer."""
 _TRIFLE_S: Final = 200e-6
 """Shorter batches just go: to think about them costs more than it brings. With half of it, more
 models pay for decisions; with twice as much, the knees of more models are passed over."""
-_LEARN_EVERY_S, _LEARN_FROM_TRIFLES_EVERY_S = 20e-3, 50e-3
-"""In which time about one batch is learned from, where they are shorter than a quarter of the
-former, as learning costs a share of their time. With half of it, that share is twice as large; with
-twice as much, a change is noticed as much later."""
+_LEARN_EVERY_S: Final = 20e-3
+"""In which time about one batch is learned from, where they are shorter than a quarter of it, as
+learning costs a share of their time. With half of it, that share is twice as large; with twice as
+much, a change is noticed as much later."""
 
 
 class _Observation(NamedTuple):
-    """What is to be learned from one batch.
+    """What is to be learned from one batch, see `DoneBatch`.
 
     Attributes:
-        size: The sum of its requests' sizes.
         busy_s: What it took its worker; None if it failed.
-        hop_s: What it spent on its way besides.
-        ahead: Whether it went ahead.
         before: The batch before it, and what came of that; None if nothing is to be learned of it.
         unit: The mean size of its requests.
-        is_first: Whether it was the first one of about its size on its worker.
     """
 
     size: int
@@ -69,13 +62,8 @@ class _Observation(NamedTuple):
 class AdaptiveLearning(Policy):
     """What `Adaptive` knows when it decides: arrivals, costs, rounds of clients, the backlog.
 
-    Args:
-        max_batch_size: As for every policy; the only one that is needed.
-        max_queue_delay_s: As for every policy; it bounds how long requests are held back.
-        prefer: As for `Adaptive`.
-
     Attributes:
-        prefer: As given.
+        prefer: As given to `Adaptive`.
     """
 
     def __init__(
@@ -93,7 +81,6 @@ class AdaptiveLearning(Policy):
         self.gather = Gather(self.arrivals)
         self._overloaded_since: float | None = None
         self._stands_since: float | None = None  # since when more waits than one batch for each worker
-        self._looked_at = 0.0  # when that was seen last
         self.inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._busy = 0  # workers, after the last decision
@@ -138,7 +125,7 @@ class AdaptiveLearning(Policy):
         if cost.limit != self.limit:
             self._learn_from_scratch()
             cost = self.cost
-        is_known = cost.samples > _FEW
+        is_known = cost.samples > MOST_KNOTS  # before, none is skipped
         is_novel = not is_known or not cost.is_known(size)
         self._was_trifle = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
         if is_novel or not self._n_to_skip:
@@ -188,7 +175,7 @@ class AdaptiveLearning(Policy):
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
         if usual_s >= 0.25 * _LEARN_EVERY_S:
             return 0
-        return int((_LEARN_FROM_TRIFLES_EVERY_S if self._was_trifle else _LEARN_EVERY_S) / usual_s)
+        return int(_LEARN_EVERY_S / usual_s)
 
     def _learn_observed(self) -> None:
         """Learn from the batch that was observed last, if that has not been done.
@@ -205,7 +192,6 @@ class AdaptiveLearning(Policy):
             self.gather.learn(observed.before, observed.unit, self._usual_cost())
 
     def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
-        """Learn what a batch took in its worker, and on its way."""
         cost, sizes = self.cost, self._sizes
         sizes.ran(observed.size, busy_s)
         cost.add(observed.size, busy_s, is_first=observed.is_first)
@@ -216,19 +202,16 @@ class AdaptiveLearning(Policy):
             sizes.learn_part(self.inside.clients * self._unit, self._unit, max(1, self._busy))
 
     def _learn_warm_up(self, done: DoneBatch) -> None:
-        """Learn from a batch of the warm-up."""
         if self.cost.limit != self.limit:
             self._learn_from_scratch()
         self.cost.add(done.size, done.busy_s, sure=True)
 
     @property
     def _waiting(self) -> int:
-        """How many requests wait."""
         return 0 if self._view is None else len(self._view.queue)
 
     @property
     def _hop_s(self) -> float:
-        """Seconds of a batch's way, see `View`."""
         return 0.0 if self._view is None else self._view.hop_s
 
     @property
@@ -237,7 +220,6 @@ class AdaptiveLearning(Policy):
         return 0.0 if self._view is None else self._view.onward_s
 
     def _usual_cost(self) -> CostModel | CostAtLength:
-        """Return the cost of usual batches by their count."""
         return self.cost
 
     # -- what it has come to

@@ -9,7 +9,7 @@ from typing import Any
 from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import Decision, DoneBatch, LevelsView, QueueView, View
 from carpool.engine.policy.compose import ChosenGroup, Composer, in_line
-from carpool.engine.policy.cost import COLD
+from carpool.engine.policy.cost import LEARNED
 from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.policy.size import share_of
 from carpool.engine.request import Request
@@ -55,7 +55,7 @@ class ByLength:
         if not done.ok:
             return
         seconds = done.busy_s + policy._hop_s
-        if done.is_switch and cost.samples >= COLD:
+        if done.is_switch and cost.samples >= LEARNED:
             if not done.is_first:
                 cost.learn_switch(done.n, done.longest, seconds)
         else:
@@ -66,7 +66,7 @@ class ByLength:
     def composes(self, view: View) -> bool:
         """Report whether batches are to be composed of what waits."""
         queue = view.queue
-        if not queue.by_length or self.cost.samples < COLD:
+        if not queue.by_length or self.cost.samples < LEARNED:
             return False
         if queue.lanes > 1 and len(queue.levels) > 1:
             return True  # which of them, is a question even where all are of one length
@@ -93,7 +93,6 @@ class ByLength:
         return self._of(view, levels, hopeless, limit)
 
     def _of(self, view: View, levels: Sequence[LevelsView], hopeless: list[Request], limit: int) -> Decision:
-        """Return the best batch of these levels, without those that are hopeless alone."""
         now, queue, policy, composer, cost = view.now, view.queue, self._policy, self._composer, self.cost
         choice = composer.choose(
             now,

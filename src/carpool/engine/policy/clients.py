@@ -33,7 +33,7 @@ from collections.abc import Callable
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.cost import KEEP, NOISE, SURE, CostModel
+from carpool.engine.policy.cost import GAIN, KEEP, NOISE, SURE, CostModel
 
 if TYPE_CHECKING:
     from carpool.engine.policy.length_cost import CostAtLength
@@ -41,23 +41,17 @@ if TYPE_CHECKING:
 _SHORT, _LONG, _STEADY = 32, 256, 1024
 """Arrivals that a rate is measured by. With half as many, rates scatter by two fifths more; with
 twice as many, an overload and its end are seen as much later."""
-_MOST_MOMENTS = 4096
-"""Moments that are remembered. With half as many, a batch of some thousand has no account of who
-came back; with twice as many, only the memory is larger."""
+_MOST_MOMENTS = 4 * _STEADY  # that are remembered, so that most of a large batch is among them
 _GRID = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Windows, as shares of the longest one: of the time that one batch saves against two of half its
 size, which is the most that waiting can be worth."""
-_GAIN = 1.02
-"""Waiting must promise this many times the throughput of not waiting, and `NOISE` of the noise
-more: groups that a needless wait has made uneven stay so. With half of the gain, more waits are
-needless; with twice as much, waits that gain up to 4 % are left out."""
 _CLUSTER = 2.0
 """Times the arrivals of other times that a window must bring. With half as many, chance crowds
 count; with twice as many, clients that are back late in a window do not."""
 _WEIGHT = 0.1
-"""Of a look; of the first ones, without which nothing is known, the mean is taken. With half of it,
-it takes twice as long until clients are known; with twice as much, other traffic is more often
-taken for clients."""
+"""Of a look at how many are inside; of the first ones, without which nothing is known, the mean is
+taken. With half of it, it takes twice as long until clients are known; with twice as much, other
+traffic is more often taken for clients."""
 _UNVARIED = 0.1
 """Of the root of the usual number: by so much it may vary and count as always the same. Poisson
 traffic varies by half of that root. With half of it, fewer loops are known; with twice as much,
@@ -136,7 +130,6 @@ class Round(NamedTuple):
         arrived: How many requests had arrived in all by then.
         end: When the next batch was completed.
         total: How many requests had arrived in all by the end.
-        rate: Requests per second that arrive; 0 where better figures are known.
     """
 
     at: float
@@ -144,7 +137,6 @@ class Round(NamedTuple):
     arrived: int
     end: float
     total: int
-    rate: float
 
 
 class Gather:
@@ -205,13 +197,12 @@ class Gather:
         Returns:
             What came of the previous batch, for `learn`; None if nothing is known of it.
         """
-        self._batch += 0.1 * (n - self._batch)
-        self.clients += 0.1 * (n + waiting + others * self._batch - self.clients)
+        self._batch += _WEIGHT * (n - self._batch)
+        self.clients += _WEIGHT * (n + waiting + others * self._batch - self.clients)
         self._groups = 2 + others
         if not self.served:
             return None
-        rate = self._arrivals.long_rate(now) if self._stray_s <= self._scale_s else 0.0
-        return Round(self._at, self.served, self._arrived, now, self._arrivals.total, rate)
+        return Round(self._at, self.served, self._arrived, now, self._arrivals.total)
 
     def stop(self) -> None:
         """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
@@ -231,7 +222,7 @@ class Gather:
         self._stray_s = KEEP * self._stray_s + max(0.0, closed.end - half)
         self._answered = KEEP * self._answered + closed.served
         self._batches = KEEP * self._batches + 1.0
-        self._rate = self._stray / self._stray_s if self._stray_s > scale_s else closed.rate
+        self._rate = self._stray / self._stray_s if self._stray_s > scale_s else 0.0
         returned = self._returned
         for j, share in enumerate(_GRID):
             by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
@@ -276,7 +267,8 @@ class Gather:
         half = min(limit, max(1.0, self.clients / self._groups))
         half_s = cost.seconds(half * unit)
         background = self._background
-        best, window_s = (_GAIN + NOISE * cost.cv) * half / half_s, 0.0
+        # groups that a needless wait has made uneven stay so
+        best, window_s = (1.0 / GAIN + NOISE * cost.cv) * half / half_s, 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue

@@ -51,13 +51,12 @@ levels, the end of one is left out if it would cost the few requests since the p
 nothing to be padded to the length of the next level, and so is the end of a full batch that is just
 behind another place.
 
-**Who would be late.** Where other batches wait, *shed*: a request that would be late with its batch
-is left out, since the seconds of the batch are dear and it would be late behind it, too. Where all
-that waits is one batch, *tight*: the most urgent go first, in a smaller batch, if more are in time
-that way. (Nothing is gained by shrinking batches where many wait: that serves fewer, and those left
-out are mostly the long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for
-minimizing the number of late jobs", 1968, by which the one that takes the longest is given up, here
-the one that is due first, as all of a batch take the same time.
+**Who would be late.** Where other batches wait, a request that would be late with its batch is left
+out, since the seconds of the batch are dear and it would be late behind it, too. (Nothing is gained
+by smaller batches of the most urgent: they serve fewer, and those left out are mostly the long
+ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for minimizing the number of
+late jobs", 1968, by which the one that takes the longest is given up, here the one that is due
+first, as all of a batch take the same time.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.cost import KEEP
+from carpool.engine.policy.cost import EVERY, KEEP
 
 if TYPE_CHECKING:
     from carpool.engine.policy.base import LevelsView, QueueView
@@ -85,10 +84,6 @@ for about as long counts differently."""
 _WORTH = 0.85
 """Share of plain order's seconds up to which composing is worth it. At half, plain order is kept
 until composing saves more than half; at twice, it never is."""
-_LOOK_EVERY = 8
-"""Batches between two comparisons with plain order; at first as many as comparisons were made. With
-half as many, plain order costs twice as many comparisons; with twice as many, a change is noticed
-as much later."""
 _ANSWERED = 0.02
 """Weight of an answer in a share of answers in time, and the least share. With half of it, lengths
 that are mostly late get their larger say after twice as many answers; with twice as much, chance
@@ -111,7 +106,6 @@ Rising = Sequence[tuple[int, "Iterable[Request]", int]]
 Seconds = Callable[[int, int], float]
 """Returns the seconds of a batch by its count and its longest length."""
 
-_score = attrgetter("score")
 _due = attrgetter("due")
 _admitted = attrgetter("admitted")
 _arrived = attrgetter("arrived")
@@ -131,15 +125,6 @@ class ChosenGroup(NamedTuple):
     longest: int
     seconds: float
     batches: int
-
-
-class _Scored(NamedTuple):
-    """The best batch of one key."""
-
-    score: float
-    requests: Sequence[Request]
-    longest: int
-    seconds: float
 
 
 class Composer:
@@ -198,8 +183,7 @@ class Composer:
             without: Requests that are as good as gone; of each key one at least is left.
             extra_s: What a batch of each key takes besides; nothing if it is empty.
         """
-        found: list[_Scored] = []
-        batches = 0
+        most, best, batches = -1.0, ChosenGroup((), 1, 0.0, 0), 0
         for i, each in enumerate(levels):
             rising = each.rising()
             if without:
@@ -207,10 +191,12 @@ class Composer:
             pieces = self._cut(rising, limit, most_padded)
             batches += len(pieces)
             if len(levels) == 1 and len(pieces) == 1:
-                return self._whole(now + onward_s, rising)
-            found.append(self._best(now + onward_s, rising, pieces, extra_s[i] if extra_s else 0.0, each.allowance_s))
-        best = max(found, key=_score) if len(found) > 1 else found[0]
-        return ChosenGroup(best.requests, best.longest, best.seconds, batches)
+                return self._whole(rising)
+            extra = extra_s[i] if extra_s else 0.0
+            score, group = self._best(now + onward_s, rising, pieces, extra, each.allowance_s)
+            if score > most:
+                most, best = score, group
+        return best._replace(batches=batches)
 
     def without_padding(self, choice: ChosenGroup, allowed_batch_sizes: Sequence[int]) -> ChosenGroup:
         """Return a choice less those requests for which it would be padded to a larger size.
@@ -266,7 +252,7 @@ class Composer:
             queue: What waits, which is more than one batch.
             limit: The most that a batch may hold.
         """
-        if self._gone >= min(self._looks, _LOOK_EVERY):
+        if self._gone >= min(self._looks, EVERY):
             self._compare(queue, limit)
         return self._ratio > _WORTH
 
@@ -298,20 +284,11 @@ class Composer:
             self._asked = asked
         return self._pieces
 
-    def _whole(self, now: float, rising: Rising) -> ChosenGroup:
-        """Return all that waits as one batch, or the urgent ones of it."""
-        cost = self._cost
-        requests: Sequence[Request] = [request for _, of_level, _ in rising for request in of_level]
+    def _whole(self, rising: Rising) -> ChosenGroup:
+        """Return all that waits as one batch."""
+        requests = [request for _, of_level, _ in rising for request in of_level]
         longest = rising[-1][0]
-        seconds = cost.seconds(len(requests), longest)
-        noise = 1.0 + cost.cv
-        until = now + seconds * noise
-        if len(requests) > 1 and any(request.due < until for request in requests):
-            urgent = urgent_first(now, requests, lambda n, length: cost.seconds(n, length) * noise)
-            if len(urgent) < len(requests):
-                longest = max([request.length for request in urgent])
-                return ChosenGroup(urgent, longest, cost.seconds(len(urgent), longest), 2)
-        return ChosenGroup(requests, longest, seconds, 1)
+        return ChosenGroup(requests, longest, self._cost.seconds(len(requests), longest), 1)
 
     def _best(
         self,
@@ -320,8 +297,8 @@ class Composer:
         pieces: Sequence[tuple[int, int]],
         extra_s: float,
         allowance_s: float,
-    ) -> _Scored:
-        """Return the best of the batches of one key."""
+    ) -> tuple[float, ChosenGroup]:
+        """Return the best of the batches of one key, behind its score."""
         cost = self._cost
         line = [request for _, of_level, _ in rising for request in of_level]
         counts, longest_of = _shapes(rising, pieces)
@@ -345,7 +322,7 @@ class Composer:
         if now + seconds > earliest and len(pieces) > 1:
             batch = without_late(now, batch, longest, lambda n, length: cost.seconds(n, length) + extra_s)
             seconds = cost.seconds(len(batch), longest) + extra_s
-        return _Scored(most, batch, longest, seconds)
+        return most, ChosenGroup(batch, longest, seconds, len(pieces))
 
     def _worth(
         self,
@@ -363,10 +340,8 @@ class Composer:
 
         Args:
             since: The time, a little later.
-            rising: The requests, level by level.
-            line: The same, one by one.
-            pieces: The batches.
-            surely_s: What each of them takes, noise included.
+            rising: The requests, level by level; `line` has them one by one.
+            pieces: The batches; each takes `surely_s`, noise included.
             allowance_s: From the arrival of each request to its due time; 0 if that differs.
         """
         if allowance_s:
@@ -415,7 +390,6 @@ def _units(allowance_s: float, surely_s: Sequence[float]) -> list[float]:
 
 
 def _used_up(since: float, request: Request, surely_s: float) -> float:
-    """Return how much of the time that it can wait for its batch a request has used up."""
     admitted = request.admitted
     return (since - admitted) / _can_wait_s(request.due - admitted, surely_s)
 
@@ -433,7 +407,6 @@ def in_line(levels: LevelsView) -> list[Request]:
 def _without(
     rising: Iterable[tuple[int, Iterable[Request], int]], without: Collection[Request]
 ) -> list[tuple[int, Iterable[Request], int]]:
-    """Return the levels less some requests, and without levels that are empty then."""
     gone = set(without)
     left: list[tuple[int, Iterable[Request], int]] = []
     for length, of_level, _ in rising:
@@ -463,34 +436,6 @@ def without_late(now: float, batch: Sequence[Request], longest: int, seconds: Se
         return batch
     kept = set(map(id, last_due_first[:n]))
     return [request for request in batch if id(request) in kept]
-
-
-def urgent_first(now: float, requests: Sequence[Request], seconds: Seconds) -> Sequence[Request]:
-    """Return those of a batch that should go before the others, or all of them.
-
-    Args:
-        now: The time.
-        requests: All that wait, which may go together.
-        seconds: Of a batch, with what it may take longer.
-    """
-    in_line = sorted(requests, key=_due)
-    longest_of_all = max([request.length for request in requests])
-    all_s = seconds(len(in_line), longest_of_all)
-    if in_line[0].due >= now + all_s:
-        return requests
-    n = longest = 0
-    first_s = 0.0
-    for request in in_line[:-1]:
-        longest = max(longest, request.length)
-        taken_s = seconds(n + 1, longest)
-        if in_line[0].due < now + taken_s:
-            break
-        n, first_s = n + 1, taken_s
-    if not n:
-        return requests
-    then = now + first_s + seconds(len(in_line) - n, longest_of_all)
-    in_time = n + sum([request.due >= then for request in in_line[n:]])
-    return in_line[:n] if in_time > sum([request.due >= now + all_s for request in in_line]) else requests
 
 
 def partition(
@@ -552,7 +497,6 @@ def partition(
 
 
 def _path(places: Sequence[int], came_from: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pieces of the shortest path to the last place."""
     pieces = []
     at = len(places) - 1
     while at:

@@ -147,7 +147,6 @@ class Cork(Policy):
         del self._waits[busy:]
 
     def _lesson(self, busy: int) -> _Lesson | None:
-        """Return the part of the training that the next batch belongs to; None once it is over."""
         sent = self._trained + busy
         if sent >= TRAINING:
             return None

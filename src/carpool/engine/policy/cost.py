@@ -36,54 +36,62 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from math import exp, inf, log, sqrt
+from math import copysign, exp, inf, log, sqrt
 from typing import Final
 
-COLD: Final = 6
-"""Batches before anything is decided by what was learned. With
+LEARNED: Final = 6
+"""Batches before anything is decided by what was learned, and before errors mean something. With
 half as many, requests are refused by three batches; with twice as many, a start into an overload
-refuses none for twelve."""
-LEARNED: Final = 8
-"""Batches after which errors mean something. With half as many, the first guess counts as expected;
-with twice as many, stalls are believed for as much longer."""
+refuses none for twelve, and stalls are believed for as long."""
 SURE: Final = 2.5
 """Almost nothing is beyond so many standard deviations. With half as many, one batch of ten is
 beyond; with twice as many, little is held back amid noise."""
 KEEP: Final = 0.95
 """What a batch still counts for in smoothed figures once the next one has come: half of it after
-14. At half of that time they follow chance more; at twice as much, clients that have gone are
-waited for as much longer."""
+14, and a mean at one size goes back 20. At half of that time they follow chance more; at twice as
+much, clients that have gone are waited for as much longer."""
+GAIN: Final = 0.99
+"""Of a figure to be made less: what is done for its sake must promise as little. At half the
+distance from 1, groups of clients are split, and clients waited for, for next to nothing; at twice
+the distance, sizes and waits that gain 2 % are left out."""
 NOISE: Final = 0.3
 """Of the noise: by so much better must be whatever is preferred to the usual. With half of it,
 chance decides; with twice as much, knees amid noise are passed over."""
-_NO_LONGER: Final = 1.6
-"""Times what is expected: first calls that took longer teach nothing. With half as much, none
-teaches anything; with twice as much, first calls that took three times as long are believed."""
+DOUBT: Final = 2.0
+"""Times what is expected: the first batch of a size that took longer, or a way, may have stalled,
+and a first call on a worker teaches nothing then. If later calls show that the very first ones took
+as much longer, all is forgotten. And a size that is not known may take as much less. With half as
+much nothing new is believed; with twice as much, a stall of three times is."""
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
-_REPEATED: Final = 1.4
-"""Oddness at which it was no stall, which two odd batches in a row reach. With half of it, each
-stall is believed; with twice as much, no change is."""
 _LEVEL_GAIN: Final = 0.3
 """The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
 with twice as much, three batches that are slow by chance move the level by half of that."""
 MOST_KNOTS: Final = 64
-"""Entries of a table. With half as many, tile ends beyond 32 are missed; with twice as many, a
-table takes twice as long to make."""
-_DENSE: Final = MOST_KNOTS // 2  # with more sizes than knots, sizes up to this have one each
+"""Entries of a table, of which half are those of the smallest sizes; and batches to learn from
+before any is skipped. With half as many, tile ends beyond 32 are missed; with twice as many, a
+table takes twice as long to make, and learning its share of short batches for twice as long."""
 _KEEP: Final = 0.985
 """What a batch still counts for in the line once the next one has come: half of it after 46. At
 half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""
-_PULL: Final = 0.05
-"""Batches that the former weights of the line count for. With half as many, batches of one size
-leave the slope to chance; with twice as many, a first guess stays for as long."""
+_PULL: Final = 1e-4
+"""Batches that the former weights of a line count for, so that parts that nothing tells apart share
+what they cost. With half or twice as many nothing changes; with five hundred times as many, long
+items of the first seconds are refused for a guess."""
+NEWS: Final = 0.05
+"""By so much, and by more than noise, a batch must differ from what is expected to be news, after
+which the tables are made anew, and a try is worth others soon. With half of it, small surprises
+are; with twice as much, a knee that is found in small steps is found later."""
+EVERY: Final = 8
+"""Batches between two looks at what composing saves, and at the weights of lengths, which the first
+64 batches change one by one; of all batches by size one in so many has the table made anew, until
+that is one in 64. With half as many, learning takes longer; with twice as many, a change is noticed
+as much later."""
 NOISY_CV: Final = 0.04
-"""The noise at which one sample of a size counts as much as the line. At half of it, a knee amid
-noise is found in four times as many batches; at twice as much, one odd batch bends the table."""
-_MEMORY: Final = 20.0
-"""Batches that the mean at one size goes back at most. With half as many, noise is in the table;
-with twice as many, a change of one size alone takes as long to be followed."""
+"""The noise at which one sample of a size counts as much as the line, and above which no size is
+tried. At half of it, a knee amid noise is found in four times as many batches; at twice as much,
+one odd batch bends the table."""
 _HALF_LIFE: Final = 128.0
 """Batches of any size after which a measured one counts half. With half as many, a size beyond a
 knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
@@ -95,20 +103,6 @@ with twice as much, sizes that were off for a while are run again some hundred b
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
-_COLD: Final = 4.0
-"""Times what a batch of the same size takes now: if the first one took longer, all is forgotten.
-With half as much, noise has it forgotten; with twice as much, first calls that took five times as
-long fade only as all others do."""
-_DOUBT: Final = 2.0
-"""Times what is expected: the first batch of a size that took longer may have stalled, and is not
-believed. With half as much nothing new is; with twice as much, a stall of three times is."""
-_HOPE, _MOST_HOPE = 1.2, 0.5
-"""What a size that is not known may take less than expected: this times its relative distance to
-one that is, and no more than half. With half as much, a tile that ends between two known sizes is
-not looked for; with twice as much, neighbours of known sizes are tried for nothing."""
-_BELIEVED_CV: Final = 0.1
-"""The noise above which nothing is hoped, as one batch would not show it. At half of it, knees amid
-some noise are not looked for; at twice as much, tries are decided by chance."""
 
 
 class FirstCalls(ABC):
@@ -135,13 +129,13 @@ class FirstCalls(ABC):
         """
         if is_first:
             if self._knows_others:
-                return seconds <= _NO_LONGER * expected
+                return seconds <= DOUBT * expected
             self._guesses.add(kind)
             return True
         self._knows_others = True
         if kind in self._guesses:
             self._guesses.remove(kind)
-            if expected > _NO_LONGER * seconds:
+            if expected > DOUBT * seconds:
                 self._guesses.clear()
                 self.forget()
         return True
@@ -153,14 +147,13 @@ class LeastSquares:
     Args:
         first: The weights of the parts of the very first sample, as shares of its seconds.
         keep: What a sample still counts for once the next one has come.
-        pull: For how many samples the former weights count.
 
     Attributes:
         weights: Seconds of one of each part.
     """
 
-    def __init__(self, first: Sequence[float], keep: float, pull: float) -> None:
-        self._first, self._keep, self._pull = first, keep, pull
+    def __init__(self, first: Sequence[float], keep: float) -> None:
+        self._first, self._keep = first, keep
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
         self._sums = [0.0] * len(first)
@@ -196,8 +189,7 @@ class LeastSquares:
             left.remove(worst)
 
     def _solved(self, left: Sequence[int]) -> dict[int, float]:
-        """Return the weights of some parts, by elimination."""
-        pull = self._pull / self._samples
+        pull = _PULL / self._samples
         rows = []
         for i in left:
             own = self._products[i][i] * pull
@@ -231,7 +223,7 @@ class CostLevel(FirstCalls):
         self._variance = 0.0  # of the log-ratios
         self._trend = 0.0  # smoothed log-ratio
         self._scatter = 1e-3  # smoothed absolute log-ratio
-        self._oddness = 0.0
+        self._odd = 0.0  # the sign of the last error, if it was far outside the noise
 
     @property
     def cv(self) -> float:
@@ -257,18 +249,18 @@ class CostLevel(FirstCalls):
         """
         error = log(min(max(seconds / expected, 0.4), 2.5))
         if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
-            self._oddness = 0.5 * self._oddness + (1.0 if error > 0.0 else -1.0)
-            if abs(self._oddness) < _REPEATED:
+            before, self._odd = self._odd, copysign(1.0, error)
+            if self._odd != before:
                 return None
         else:
-            self._oddness *= 0.5
+            self._odd = 0.0
             if weight >= 0.6 and abs(error) < 0.8:
                 self._variance += (1.0 - KEEP) * (error * error - self._variance)
         self._trend += 0.2 * weight * (error - self._trend)
         self._scatter += 0.2 * weight * (abs(error) - self._scatter)
         agreement = abs(self._trend) / (self._scatter + 0.01)
         if agreement < 0.8 and weight >= 0.6:
-            most = 2.5 * self.cv + 0.02
+            most = SURE * self.cv + 0.02
             error = min(max(error, -most), most)
         self.level *= exp(weight * (0.02 + (_LEVEL_GAIN - 0.02) * agreement**4) * error)
         return expected * exp(error) if weight > 0.3 else seconds
@@ -277,19 +269,19 @@ class CostLevel(FirstCalls):
 def knots_for(limit: int) -> list[int]:
     """Return at most `MOST_KNOTS` sizes from 1 to `limit`: all, or small ones and likely tile ends.
 
-    Above `_DENSE` the knots are multiples of a step that doubles with each octave where it must,
-    and the size after each: a tile that ends at a multiple is seen from both sides. Beyond two
-    millions they are powers of two alone.
+    Above half of that the knots are multiples of a step that doubles with each octave where it
+    must, and the size after each: a tile that ends at a multiple is seen from both sides. Beyond
+    two millions they are powers of two alone.
     """
     if limit <= MOST_KNOTS:
         return list(range(1, limit + 1))
-    octaves = (limit - 1).bit_length() - (_DENSE - 1).bit_length()
+    room = start = MOST_KNOTS // 2
+    octaves = (limit - 1).bit_length() - (start - 1).bit_length()
     per_octave = 1
-    while 4 * per_octave * octaves <= MOST_KNOTS - _DENSE:
+    while 4 * per_octave * octaves <= room:
         per_octave *= 2
-    has_both_sides = 2 * per_octave * octaves <= MOST_KNOTS - _DENSE  # else there is room for ends only
-    knots = set(range(1, _DENSE + 1)) | {limit}
-    start = _DENSE
+    has_both_sides = 2 * per_octave * octaves <= room  # else there is room for ends only
+    knots = set(range(1, start + 1)) | {limit}
     while start < limit:
         for k in range(per_octave):
             at = start + k * start // per_octave
@@ -307,7 +299,7 @@ class Knots:
 
     def __init__(self, limit: int) -> None:
         self.knots = knots_for(limit)
-        self._dense = limit if limit <= MOST_KNOTS else _DENSE  # up to here, every size is a knot
+        self._dense = limit if limit <= MOST_KNOTS else MOST_KNOTS // 2  # up to here, every size is a knot
 
     def index(self, n: int) -> int:
         """Return the position of the knot at `n`, or of the last one below."""
@@ -323,9 +315,6 @@ class Knots:
         return i
 
 
-_WAY_STALLED: Final = 3.0
-"""Times the way before and what is expected: what is beyond is a stall. With half as much, ways
-that vary seem shorter; with twice as much, one stall counts as much more."""
 _WAY_INERTIA: Final = 0.01
 """Pull toward the former slope, as a share of the mean size squared. With half of it, noise is a
 slope; with twice as much, it takes two tries of half the size to find one."""
@@ -367,13 +356,13 @@ class HopCost:
             unit_s = hop_s / size
             self._aheads += 1
             if self._aheads > 1:
-                unit_s = min(unit_s, _WAY_STALLED * max(self.ahead_unit_s, 1e-6))
+                unit_s = min(unit_s, DOUBT * max(self.ahead_unit_s, 1e-6))
             self.ahead_unit_s += max(0.1, 1.0 / self._aheads) * (unit_s - self.ahead_unit_s)
             self._fade()
             return
         self.samples += 1
         before_s, self._before_s = self._before_s, hop_s
-        if self.samples > 1 and hop_s > (most := _WAY_STALLED * max(before_s, self.seconds(size))):
+        if self.samples > 1 and hop_s > (most := DOUBT * max(before_s, self.seconds(size))):
             hop_s = most  # a stall does not come twice
         self._n = KEEP * self._n + 1.0
         self._x = KEEP * self._x + size
@@ -407,8 +396,7 @@ class CostModel(CostLevel):
         hoped: The same of sizes that are known, and the least that the others may take.
         version: Counts the refreshes of the table.
         way: To the worker and back.
-        smallest: The smallest size that was ever run.
-        largest: The largest.
+        largest: The largest size that was ever run.
         longest_s: Expected time of the largest batch.
         shortest_s: That of a batch of 1.
     """
@@ -424,7 +412,7 @@ class CostModel(CostLevel):
     def forget(self) -> None:
         super().forget()
         entries = len(self.sizes)
-        self._line = LeastSquares((0.85, 0.15), _KEEP, _PULL)
+        self._line = LeastSquares((0.85, 0.15), _KEEP)
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
@@ -434,7 +422,7 @@ class CostModel(CostLevel):
         self._was_long = False  # whether the last batch was one of these, or would have been
         self._shape = self.at = self.hoped = [1e-6] * entries
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
-        self.smallest, self.largest = self.limit, 1
+        self.largest = 1
         self.longest_s = self.shortest_s = 1e-6
         self._measured = self._expected = 0.0  # sums of seconds that fade, stalls included
         self._unread = 0
@@ -508,18 +496,18 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > _COLD * seconds:
+        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > DOUBT * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
         count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
         is_new = count < 2.0 or self.samples < LEARNED
-        is_long = is_new and self.samples > 0 and not sure and seconds > _DOUBT * self._worker_s(n)
+        is_long = is_new and self.samples > 0 and not sure and seconds > DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long
         if is_long and not was_long and i not in self._doubted:
             self._doubted.add(i)
             return
         self.samples += 1
-        self.smallest, self.largest = min(self.smallest, n), max(self.largest, n)
+        self.largest = max(self.largest, n)
         if self.samples > LEARNED:
             usual = self._worker_s(n)
             self._measured = _KEEP * self._measured + seconds
@@ -534,13 +522,13 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._known[i] = min(self._known_now(i) + 1.0, _MEMORY)
+        count = self._known[i] = min(self._known_now(i) + 1.0, 1.0 / (1.0 - KEEP))
         self._log_level = log(level)
         self._known_at[i] = self.samples, self._log_level
         self._mean[i] += (relative - self._mean[i]) / count
         self._unread += 1
-        is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + 0.05
-        if is_news or self._unread >= min(64, self.samples // 8) or self._has_moved():
+        is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
+        if is_news or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
             self._tabulate()
 
     def learn_way(self, size: int, hop_s: float, ahead: bool) -> None:
@@ -568,7 +556,6 @@ class CostModel(CostLevel):
         return float(self._known[i] * 0.5**age)
 
     def _worker_s(self, n: int) -> float:
-        """Return the expected seconds in the worker, by what is known now."""
         i = self._knots.index(n)
         shape = self._shape
         if i + 1 == len(shape):
@@ -587,7 +574,6 @@ class CostModel(CostLevel):
         ]
 
     def _tabulate(self) -> None:
-        """Make the tables from what is known now."""
         self._unread = 0
         self.version += 1
         self._line.fit()
@@ -597,7 +583,7 @@ class CostModel(CostLevel):
         pulled = self._pulled(line, known)
         shape = self._shape = _rising(_between(pulled, line, self.sizes), [w + 1e-3 for w in known])
         hoped = shape
-        if self.cv <= _BELIEVED_CV:
+        if self.cv <= NOISY_CV:  # else one batch would not show it
             fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
             may_take = _between(fresh, line, self.sizes)
             sizes = [self.sizes[i] for i, _ in fresh]
@@ -612,7 +598,7 @@ class CostModel(CostLevel):
                 else:
                     k = bisect_left(sizes, n)
                     distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
-                    share = 1.0 - min(_MOST_HOPE, _HOPE * distance / n)
+                    share = max(1.0 / DOUBT, 1.0 - distance / n)
                     hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s

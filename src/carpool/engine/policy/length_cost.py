@@ -17,30 +17,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from carpool.engine.policy.cost import CostLevel, LeastSquares
+from carpool.engine.policy.cost import EVERY, KEEP, LEARNED, NEWS, CostLevel, LeastSquares
 
 _KEEP = 0.995
 """What a sample still counts for once the next one has come: half of it after 140. At half of that
 time the four weights follow noise more; at twice as much, a change of shape is followed as much
 later."""
-_PULL = 1e-4
-"""Samples that the former weights count for, so that parts that nothing tells apart share what they
-cost. With half as many, or twice as many, nothing changes; with five hundred times as many, as the
-line of `CostModel` has, long items of the first seconds are refused for a guess."""
-_LEARNED = 12
-"""Batches after which residuals mean something. With half as many, a closed loop of lengths in two
-modes loses 4 % of its first seconds; with twice as many, stalls are believed for as much longer."""
-_EAGER, _EVERY = 50, 8
-"""Up to so many samples the weights are found anew for each, then for every so many. With half as
-many, they are up to eight samples old while most is learned; with twice as many, learning takes
-longer."""
-_SWITCH = 0.1
-"""Weight of a new sample of what it costs to serve another key, and the share of a batch below
-which that does not matter. With half as much, it is learned in twice as many switches; with twice
-as much, costs up to a fifth of a batch are passed over."""
-_SWITCH_MOST = 50.0
-"""Times the usual seconds: a switch that takes longer has stalled. With half as much, long switches
-seem to take half; with twice as much, a stall counts twice."""
 
 
 class LengthCost(CostLevel):
@@ -75,7 +57,7 @@ class LengthCost(CostLevel):
         self.switch_s = 0.0
         self._excess_s = 0.0  # smoothed, of first batches of another key
         self.longest_varies = False
-        self._line = LeastSquares((0.25,) * 4, _KEEP, _PULL)
+        self._line = LeastSquares((0.25,) * 4, _KEEP)
 
     @property
     def setup_s(self) -> float:
@@ -130,7 +112,7 @@ class LengthCost(CostLevel):
         self.longest = max(self.longest, length)
         self.usual_length += (length - self.usual_length) * (0.05 if self.samples else 1.0)
         self.samples += 1
-        if self.samples > _LEARNED:
+        if self.samples > 2 * LEARNED:
             expected = self.seconds(n, length)
             believed = self._believed(seconds, expected, 1.0)
             if believed is None:
@@ -141,14 +123,14 @@ class LengthCost(CostLevel):
         if self._lengths is not None:
             length = padded(length, self._lengths)
         self._line.add((1.0, n * length, n * length * length, n), seconds / self.level, usual / self.level)
-        if self.samples <= _EAGER or self.samples % _EVERY == 0:
+        if self.samples <= EVERY**2 or self.samples % EVERY == 0:
             self._line.fit()
 
     def learn_switch(self, n: int, length: int, seconds: float) -> None:
         """Learn from a batch that was the first one of its key on its worker."""
         expected = self.seconds(n, length)
-        self._excess_s += _SWITCH * (min(seconds, _SWITCH_MOST * expected) - expected - self._excess_s)
-        self.switch_s = self._excess_s if self._excess_s > _SWITCH * expected else 0.0
+        self._excess_s += (1.0 - KEEP) * (seconds - expected - self._excess_s)
+        self.switch_s = self._excess_s if self._excess_s > NEWS * expected else 0.0
 
 
 class CostAtLength:

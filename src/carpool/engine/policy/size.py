@@ -27,11 +27,11 @@ quarter to all of it is alike within 3 %), which makes batches of n̄ + sqrt(x·
 takes more, or than the m-th part of what waits if that is more.
 
 **Tries.** A size that is not known any more may be better than it seems. So J is asked with the
-least seconds that such sizes may take, once in up to `_MOST_PAUSE` batches, and more often while
+least seconds that such sizes may take, once in up to 32 batches, and more often while
 tries bring news. That is how a knee, a tile, or a change of one size is found. A try costs those
 who wait: by what is known, J is greater with it than with the usual size. As what is known of a
 size fades, that difference counts for less, and the one goes whose gain outweighs it most. So any
-size for which it could matter is run again within some `_MOST_PAUSE` batches for each of them, and
+size for which it could matter is run again within some 32 batches for each of them, and
 a half-life later (`policy/cost.py`) each time that the cost is twice as high. Where workers share
 what waits, none larger than the share is tried, which would only let its own requests wait for
 longer. As soon as more is needed, the share is the working size, and all sizes are open.
@@ -49,29 +49,12 @@ from math import inf, sqrt
 from operator import truediv
 from typing import Final
 
-from carpool.engine.policy.cost import NOISE, NOISY_CV, CostModel
+from carpool.engine.policy.cost import GAIN, NEWS, NOISE, NOISY_CV, CostModel
 
-_ENOUGH: Final = 0.995
-"""Of the best efficiency: no larger batch is made on purpose. At half the distance from 1, batches
-are larger for nothing; at twice the distance, 2 % of the capacity are left unused."""
-_GAIN, _TRY_GAIN = 0.99, 0.97
-"""Of the delay of taking all: that of a smaller size must be less, and that of a try may be less.
-With half the distances from 1, groups of clients are split for next to nothing; with twice as much,
-sizes that are 5 % better are not looked for."""
-_PAYS: Final = 2.0
-"""Batches of a size, as far as they are still known, with which the cost of a try counts once
-beside what it promises for one batch. With half as many, dear tries come a half-life later; with
-twice as many, one earlier."""
 _PAUSE: Final = 4
-"""Batches between two tries at first, and as many more for each that was in vain. With half as
-many, the first sizes are tried twice as often; with twice as many, half as often."""
-_MOST_PAUSE: Final = 32
-"""Batches between two tries at most. With half as many, tries take up to 1 % of the capacity; with
-twice as many, a size that was slow for a while is found as much later."""
-_NEWS: Final = 0.05
-"""So much less than expected, and more than noise, a try must take to be worth others soon. With
-half of it, small surprises are; with twice as much, a knee that is found in small steps is found
-later."""
+"""Batches between two tries at first, and as many more for each that was in vain, up to eight times
+as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
+of the capacity; with twice as many, a size that was slow for a while is found as much later."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
@@ -124,8 +107,8 @@ class Sizes:
         if cost.cv > NOISY_CV:
             enough = (1.0 - self._noise) * best
             self.most = max(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= enough)
-        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < _GAIN * best:
-            self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= _ENOUGH * best)
+        elif efficiency[bisect_right(cost.sizes, self.most) - 1] < GAIN * best:
+            self.most = next(n for n, e in zip(cost.sizes, efficiency, strict=True) if e >= GAIN * best)
         if self.runs_ahead and cost.way.samples:
             best = max(n / cost.following_s(n) for n in (self.most, cost.sizes[efficiency.index(best)]))
         self.rate = best * cost.bias
@@ -187,8 +170,8 @@ class Sizes:
                 self._tried = 0
             return
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
-        is_better = expected - seconds > (_NEWS + 2.0 * cost.cv) * expected
-        self._pause = _PAUSE if is_better else min(_MOST_PAUSE, self._pause + _PAUSE)
+        is_better = expected - seconds > (NEWS + 2.0 * cost.cv) * expected
+        self._pause = _PAUSE if is_better else min(8 * _PAUSE, self._pause + _PAUSE)
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
     def _drain_from(self, everything: int) -> float:
@@ -204,7 +187,7 @@ class Sizes:
         if not smaller:
             return 0.0
         inverse, unit_s = 1.0 / self.rate, cost.seconds(everything) / everything
-        most_s, most = inverse + _GAIN * (unit_s - inverse) - self._noise * unit_s, _GAIN * everything
+        most_s, most = inverse + GAIN * (unit_s - inverse) - self._noise * unit_s, GAIN * everything
         units_s: list[float] = list(map(truediv, cost.at, smaller))
         if min(units_s) <= most_s:
             return inf
@@ -217,7 +200,7 @@ class Sizes:
         if drain > self._drain_from(everything):
             return everything
         seconds = cost.seconds(everything)
-        least = _GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
+        least = GAIN * self._delay(drain, everything, seconds) - self._noise * drain * seconds / everything
         best = everything
         for n, seconds in zip(cost.sizes, cost.at, strict=True):
             if n >= everything:
@@ -234,7 +217,7 @@ class Sizes:
             return 0  # nothing is hoped for amid noise
         drain = waiting / max(0.05, 1.0 - load)
         hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
-        least = _TRY_GAIN * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
+        least = GAIN**2 * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
         for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
@@ -242,25 +225,17 @@ class Sizes:
                 break
             gain = least - self._delay(drain, k, hoped_s)
             if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
-                gain -= cost.known(k) / _PAYS * max(0.0, self._delay(drain, k, seconds) - usual)
+                gain -= cost.known(k) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
         return best
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
-        """Return J of a batch of `n` that takes so many seconds."""
         return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
 
     def share(self, waiting: int, rate: float, workers: int) -> int:
-        """Return the most that one of several workers takes, while `rate` units come per second.
-
-        It is the m-th part of what waits as long as no batch was that small, as smaller ones
-        need not be shorter.
-        """
+        """Return the most that one of several workers takes, while `rate` units come per second."""
         cost = self._cost
-        even = -(-waiting // workers)
-        if even < cost.smallest:
-            return even
         return share_of(waiting, rate, workers, cost.setup_s, cost.unit_s, cost.limit)
 
     # -- batches that overlap
@@ -287,20 +262,14 @@ class Sizes:
             return
         half = max(1, round(0.5 * group + 0.25))  # the number of clients is not exact
         both_s = whole_s if group <= whole else whole_s + cost.seconds(max(1.0, group - whole))
-        if _GAIN * half / cost.following_s(half) > group / both_s:
+        if GAIN * half / cost.following_s(half) > group / both_s:
             self.part, self._halves = half, False
 
 
 def share_of(waiting: int, rate: float, workers: int, setup_s: float, item_s: float, limit: int) -> int:
-    """Return the most that one of several workers takes of what waits.
+    """Return the most that one of several workers takes of the units that wait.
 
-    Args:
-        waiting: How many units wait.
-        rate: How many arrive per second.
-        workers: How many there are.
-        setup_s: Seconds of a batch that do not depend on its size.
-        item_s: Seconds of each unit besides.
-        limit: The most that a batch may hold.
+    So many come a second as `rate`; a batch takes `setup_s`, and `item_s` for each unit.
     """
     spare = workers - rate * item_s
     if spare <= 0.0 or item_s <= 0.0:

@@ -120,7 +120,6 @@ class Static(Policy):
         return ended[-free] if free <= len(ended) else -inf
 
     def _beyond_limit(self, queue: QueueView, free: int) -> Sequence[Request]:
-        """Return the newest requests of the lowest priority, as far as they are over the limit."""
         if self.max_queued_batches is None:
             return ()
         excess = queue.size - self.limit * (self.max_queued_batches + free)
@@ -135,7 +134,6 @@ class Static(Policy):
         return drop
 
     def _round_down(self, n: int) -> int:
-        """Return the largest allowed size that is not above `n`; the smallest one if all are."""
         allowed = self.allowed_batch_sizes or (n,)
         return allowed[max(0, bisect_right(allowed, n) - 1)]
 
