@@ -27,12 +27,12 @@ NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
 BUDGET: Final = {
-    "files": 274,
-    "lines of code": 46_087,
+    "files": 272,
+    "lines of code": 45_862,
     "bases with a single subclass": 18,
-    "protocol classes": 55,
+    "protocol classes": 51,
     "words of the glossary": 50,
-    "words of the docs": 87_590,
+    "words of the docs": 87_592,
 }
 
 

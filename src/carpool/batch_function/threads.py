@@ -16,8 +16,7 @@ from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.lock import execution_lock
 from carpool.engine.call.results import Trouble, run_now
 from carpool.engine.drive.failures import BatchOutcome, as_outcome
-from carpool.engine.drive.threads import LineDriver
-from carpool.engine.drive.wakeups import ThreadWaiter
+from carpool.engine.drive.threads import LineDriver, ThreadWaiter
 from carpool.engine.observe.function_stats import FunctionSnapshot
 from carpool.engine.request import Request
 from carpool.errors import DeadlineExceeded, Unavailable

@@ -408,8 +408,8 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
         if exchange.response is not None or delivery is None or self._transport.is_closing():
             return
         assert ask is not None and ask.framing is not None
-        heard = delivery.written_at if stream is None else max(delivery.written_at, stream.heard)
-        silent_s = monotonic() - heard
+        last_at = delivery.written_at if stream is None else max(delivery.written_at, stream.part_at)
+        silent_s = monotonic() - last_at
         alive = ask.framing.alive
         if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
             self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + chunk(exchange.head, alive))

@@ -91,7 +91,7 @@ class Delivery:
         held: Pieces that wait for the answers before it, or for a slow client.
         unread: How much that is.
         written_at: When a part was written by itself last, else when the request was made; see
-            `Stream.heard` for those that were written as they came.
+            `Stream.part_at` for those that were written as they came.
         unwatch: Called once nobody has to look for silences any more.
     """
 

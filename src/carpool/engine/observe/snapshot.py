@@ -244,7 +244,7 @@ class StreamStats:
         for request, _ in parts:
             stream = request.stream
             assert stream is not None
-            came = stream.heard
+            came = stream.part_at
             gap_s = came - stream.last_at
             stream.last_at = came
             if gap_s > stream.longest_gap_s:
