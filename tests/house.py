@@ -29,12 +29,12 @@ NO_CODE: Final = {
 }  # fmt: skip
 BARS: Final = re.compile(r"[|:-]+")
 BUDGET: Final = {
-    "files": 274,
-    "lines of code": 46_165,
+    "files": 272,
+    "lines of code": 45_861,
     "bases with a single subclass": 18,
-    "protocol classes": 56,
+    "protocol classes": 51,
     "words of the glossary": 50,
-    "words of the docs": 76_972,
+    "words of the docs": 76_974,
 }
 
 

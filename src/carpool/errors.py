@@ -185,7 +185,6 @@ class ModelError(CarpoolError):
         self.traceback = traceback
 
     def _note_traceback(self) -> None:
-        """Add the worker's traceback as a note, since there is no cause yet that shows it."""
         if self.traceback:
             self.add_note(_IN_THE_WORKER + self.traceback.rstrip())
 

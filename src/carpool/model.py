@@ -220,7 +220,6 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
 
 
 def _form_of(owner: Any, predict: Callable[..., Any], batched: bool) -> Form:
-    """Return the form of a model that `_owner_and_predict` has read."""
     if _is_of_steps(owner):
         return Form.STEPS
     if not yields(predict):
@@ -367,7 +366,6 @@ def _not_a_model(given: object) -> TypeError:
 
 
 def _taker(owner: Any, name: str) -> str:
-    """What takes the items, in words."""
     if owner is None:
         return name
     return f"{'start' if _is_of_steps(owner) else 'predict'} of {name}"
@@ -387,7 +385,6 @@ def _check_partial(model: functools.partial[Any]) -> None:
 
 
 def _check_method(method: Any, name: str, *, may_yield: bool) -> None:
-    """Check that a hook or function can be called, and yields only if it may. Raises TypeError."""
     if not callable(method):
         raise TypeError(f"{name} must be a method, not {method!r}")
     if not may_yield and yields(method):
@@ -424,7 +421,6 @@ def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
-    """Report whether `decode` is hinted to take requests, resolvable or not. Raises TypeError."""
     parameters = _parameters(decode)
     if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
         return False
@@ -435,7 +431,6 @@ def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
 
 
 def _takes_two(encode: Callable[..., Any]) -> bool:
-    """Report whether `encode` has a second parameter without a default."""
     return len([each for each in _parameters(encode) if each.default is inspect.Parameter.empty]) > 1
 
 
@@ -552,6 +547,5 @@ def _takes_a_batch(hook: str, kind: Any, item: str, way_out: str = "") -> TypeEr
 
 
 def _shown(kind: Any) -> str:
-    """Return a type hint as it is written."""
     name = getattr(kind, "__name__", None)
     return str(name) if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")

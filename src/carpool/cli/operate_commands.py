@@ -170,7 +170,6 @@ def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | No
 
 
 def _message_of(answer: PlainAnswer) -> str:
-    """Return the error that the server reports."""
     try:
         return str(answer.json["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -178,7 +177,6 @@ def _message_of(answer: PlainAnswer) -> str:
 
 
 def _print_workers(answer: dict[str, Any], done: str) -> None:
-    """Print how many workers there are now."""
     for service, stages in answer["workers"].items():
         counts = ", ".join(f"{stage} has {_workers(n)}" for stage, n in stages.items())
         print(f"{service} {done}: {counts}")

@@ -106,7 +106,6 @@ def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:
 
 
 def _print(found: list[StageCosts]) -> None:
-    """Print a table of the costs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "batch", "ms", "ms each", "items/s"):
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
@@ -267,7 +266,6 @@ class _Profiler:
         return {key: result for key, result in zip(went, results, strict=True) if isinstance(result, _Went)}
 
     async def _measured(self, stage: Stage, s: Any, noting: _Noting, items: list[Any]) -> StageCosts:
-        """Return the costs of the batches of a stage that runs alone."""
         seconds: dict[int, float] = {}
         sizes = sizes_of(stage)
         for done, size in enumerate(sizes):
@@ -311,15 +309,7 @@ def sizes_of(stage: Stage) -> list[int]:
 
 
 def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | None) -> Service:
-    """Return a service of one stage with one worker.
-
-    Args:
-        stage: The stage.
-        noting: Its policy.
-        threads: As for `profile`.
-        names: Of the branches that its results may name; None if nothing follows, else results that
-            go on are `_Went`, and early answers are not.
-    """
+    """Return a service of one stage with one worker."""
     settings: dict[str, Any] = {"workers": 1, "cpus": stage.cpus[0] if stage.cpus else None}
     if stage.max_batch_size is not None:
         settings["policy"] = noting

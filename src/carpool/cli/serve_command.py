@@ -88,14 +88,7 @@ def serve(
 
 
 def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
-    """Make the server, or exit with an error.
-
-    Args:
-        services: Those that it serves.
-        chosen: Its settings.
-        found: The changes of services and stages in the environment, the file and `--set`.
-        of_cluster: The settings of stages on a cluster from `--set`.
-    """
+    """Make the server, or exit with an error."""
     try:
         from carpool.http.serve import check_port, new_server
 
@@ -181,7 +174,6 @@ def _log_summary(app: App, address: str) -> None:
 
 
 def _paths(app: App) -> list[str]:
-    """Return the first address of each service."""
     from carpool.http.endpoint import predict_path
 
     return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
@@ -267,5 +259,4 @@ def _in_toml(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name as TOML has it as a key."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _in_toml(name)

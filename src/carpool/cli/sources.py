@@ -257,14 +257,11 @@ def send(
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a server that listens on a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket. Raises OSError."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -376,7 +373,6 @@ def _read_file(config: Config, folder: Path, path: str | None) -> None:
 
 
 def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the name and the settings of the file, if there is one. Raises ValueError."""
     if path is not None:
         whole = _parsed(Path(path))
         return path, whole.get("tool", {}).get("carpool", {}) if Path(path).name == _PROJECT else whole
@@ -390,7 +386,6 @@ def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """Return a file of TOML. Raises ValueError."""
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -400,7 +395,6 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
-    """Read the settings of services or stages. Raises ValueError."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f"{kind} in {file} must be tables, such as [{kind}.NAME]")
     for name, table in tables.items():
@@ -410,7 +404,6 @@ def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
 
 
 def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
-    """Read the variables that begin with CARPOOL_. Raises ValueError."""
     for variable, value in sorted(environ.items()):
         name = variable.removeprefix(_PREFIX).lower()
         if not variable.startswith(_PREFIX) or name in _NOT_SETTINGS:
@@ -428,7 +421,6 @@ def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
 
 
 def _read_set(config: Config, text: str, source: str) -> None:
-    """Read one change of a service or stage. Raises ValueError."""
     name, equals, value = text.partition("=")
     parts = name.split(".")
     if not equals or len(parts) < len(("kind", "name", "setting")) or parts[0] not in _TABLES:

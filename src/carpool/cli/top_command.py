@@ -84,7 +84,6 @@ def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableTyp
 
 
 def _of_service(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float, bounds: Sequence[float]) -> Table:
-    """Return the row of a service."""
     change = {name: n - before["outcomes"].get(name, 0) for name, n in now["outcomes"].items()}
     lost = sum(change.values()) - change["ok"] - change["cancelled"]
     latency = _between(now["latency"], before["latency"])
@@ -102,7 +101,6 @@ def _of_service(now: Mapping[str, Any], before: Mapping[str, Any], seconds: floa
 
 
 def _of_stages(now: Mapping[str, Any], before: Mapping[str, Any], bounds: Sequence[float]) -> Table:
-    """Return the rows of the stages of a service."""
     table = Table("  stage", "waiting", "queue p95", "batch", "batch p95", "workers", "restarts", "", box=None)
     for stage, old in zip(now["stages"], before["stages"], strict=True):
         sizes = {int(n): count - old["batch_sizes"].get(n, 0) for n, count in stage["batch_sizes"].items()}

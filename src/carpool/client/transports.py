@@ -54,12 +54,7 @@ class AppTransport(httpx.AsyncBaseTransport):
 
 
 class _Asking(httpx.AsyncByteStream):
-    """One request to the app; it is the body of its answer.
-
-    Args:
-        app: The ASGI app.
-        request: The request.
-    """
+    """One request to the app; it is the body of its answer."""
 
     def __init__(self, app: Any, request: httpx.Request) -> None:
         self._body = aiter(request.stream)  # type: ignore[arg-type]
@@ -85,7 +80,6 @@ class _Asking(httpx.AsyncByteStream):
         self._running = asyncio.ensure_future(self._run(app, scope))
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return status and headers. Raises what the app raises before them."""
         message = await self._next()
         return message["status"], list(message["headers"])
 
@@ -113,7 +107,6 @@ class _Asking(httpx.AsyncByteStream):
         raise broken("the answer")
 
     async def aclose(self) -> None:
-        """Leave, as a client that closes its connection."""
         self._has_left.set()
         await end(self._running)
         if self._reading is not None:  # the app may have a task of its own that waits for it
@@ -150,8 +143,6 @@ class Target(NamedTuple):
 
 
 class _Answer:
-    """Takes the findings of httptools in an answer."""
-
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
         self.has_head = self.is_complete = False

@@ -62,7 +62,6 @@ class Waits:
         return Wait(self, self._waits, limit_s)
 
     def close(self) -> None:
-        """End all waits."""
         self.is_closed = True
         for wait in self._waits:
             wait.limit(0.0)

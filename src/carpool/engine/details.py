@@ -54,5 +54,4 @@ def _step(step: Any) -> int | str:
 
 
 def _cut(text: Any, longest: int = _LONGEST_NAME) -> str:
-    """Return a text of bounded length that can be encoded as UTF-8."""
     return str.__getitem__(str(text), slice(longest)).encode("utf-8", "replace").decode()

@@ -226,7 +226,6 @@ class _FaultPoint:
             _DOING[plan.action](plan)
 
     def due(self) -> list[FaultPlan]:
-        """Count a pass, and return the plans that are due on it."""
         self._passes += 1
         return [p for p in self._plans if p.n in (EVERY_PASS, self._passes) and _is_first(p)]
 

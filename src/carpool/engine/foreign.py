@@ -40,7 +40,6 @@ def hint_for(error: BaseException) -> str:
 
 
 def _own_text(error: BaseException) -> str | None:
-    """Return the exception's text, or None if reading it raises."""
     try:
         return str.__getitem__(str(error), slice(_LONGEST_TEXT))  # a subclass of str may have methods that raise
     except BaseException:

@@ -55,7 +55,6 @@ def become_init() -> None:
 
 
 def _reap(child: int) -> None:
-    """Take note of all processes that have ended, and end with the child."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

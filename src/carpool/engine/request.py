@@ -87,7 +87,7 @@ class Stream:
         first_parts: How many parts had been handed on when it joined.
         redo: How many steps it had lost when its worker was lost last, that no part came from.
         probation: How many steps it is to make alone after that.
-        heard: When its last part came; before that, when it was admitted.
+        part_at: When its last part came; before that, when it was admitted.
         is_paused: Whether its caller has asked for no more parts for now.
         is_resting: Whether its worker has the order not to step it.
         rests_since: How many steps the worker had made when it followed that; -1 if it has not, or
@@ -103,7 +103,6 @@ class Stream:
         "first_at",
         "first_parts",
         "first_step",
-        "heard",
         "is_collected",
         "is_paused",
         "is_resting",
@@ -115,6 +114,7 @@ class Stream:
         "length",
         "longest_gap_s",
         "next_due",
+        "part_at",
         "parts",
         "paused_at",
         "place",
@@ -137,7 +137,7 @@ class Stream:
         self.first_parts = self.redo = 0
         self.probation = 1
         self.joined = 0.0
-        self.heard = 0.0
+        self.part_at = 0.0
         self.is_paused = self.is_resting = False
         self.first_at = self.paused_at = inf
         self.last_at = -inf

@@ -116,7 +116,6 @@ def _check_cells(body: bytes, allowance: Allowance) -> None:
 
 
 def _names_in(body: bytes) -> list[str]:
-    """Return the names in the header, which is the first record that is not blank."""
     try:
         return next((record for record in _records_in(body) if any(map(str.strip, record))), [])
     except csv.Error as error:
@@ -200,7 +199,6 @@ def _outside_quotes(body: bytes) -> bytes | None:
 
 
 def _check_widths(lines: list[bytes]) -> None:
-    """Raise ValidationError unless each line has as many fields as the first one."""
     width = lines[0].count(b",")
     for row, line in enumerate(lines[1:], 1):
         if line.count(b",") != width:

@@ -56,7 +56,6 @@ class Access:
     """Judges whether a request may be made at all.
 
     Args:
-        keys: Who may ask; None if everybody may.
         hosts: The names by which clients may call the server, such as `api.example.com`,
             `*.example.com` or `[::1]`; empty if any will do.
         origins: The sites whose pages may ask, such as `https://example.com`; `*` for all.
@@ -65,7 +64,6 @@ class Access:
 
     Attributes:
         wanted_headers: The headers that it looks at.
-        requests: How many requests each caller has made, by the name of its key.
         rejected: How many requests had no key, or a wrong one.
         on_change: Are called when heads that were let in before may not be any more.
     """
@@ -161,7 +159,6 @@ class Access:
             self.refresh()
 
     def _caller(self, head: Head, keys: KeyRing) -> str:
-        """Return who asks. Raises Refusal if that is nobody who may."""
         caller = self._known_caller(head, keys)
         if caller is None:
             self.rejected += 1
@@ -172,12 +169,10 @@ class Access:
         return caller
 
     def _known_caller(self, head: Head, keys: KeyRing) -> str | None:
-        """Return who asks, by the key that is sent; None without one that is good."""
         presented = _key_of(head)
         return keys.caller_of(presented, time.time()) if presented else None
 
     def _is_known(self, host: bytes | None) -> bool:
-        """Report whether the server is called by a name of its own."""
         if host is None:  # HTTP/1.0, which no browser speaks
             return True
         name = host.lower()
@@ -222,7 +217,6 @@ def new_access(
 
 
 def _key_of(head: Head) -> bytes:
-    """Return the key that a request brings; empty without one."""
     presented = head.headers.get(b"x-api-key", b"")
     scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
     if not presented and scheme.lower() == b"bearer":
@@ -241,7 +235,6 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _preflight() -> HttpResponse:
-    """Return the answer to a browser that asks whether a page may ask."""
     allowed = (
         (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
         (b"access-control-allow-headers", _ALLOWED_HEADERS),
@@ -312,7 +305,6 @@ def new_key(name: str, expires: str = "") -> tuple[str, str]:
     """Make a key; return it, and the line of the file of keys that lets it in.
 
     Args:
-        name: Who gets it.
         expires: The day, or the moment, from which it is no longer good; empty for never.
 
     Raises:
@@ -346,7 +338,6 @@ def read_keys(text: str, source: str) -> tuple[Key, ...]:
 
 
 def _key_in(line: str, where: str) -> Key:
-    """Read one line. Raises ValueError."""
     entry, _, expires = line.partition(" ")
     name, colon, key = entry.partition(":")
     if not colon or not key or not _NAME.fullmatch(name):
@@ -383,7 +374,6 @@ class KeyRing:
     """The keys that open a server.
 
     Args:
-        path: The file of keys; None if there is none.
         text: Further keys, as the environment has them: lines, or entries with commas between.
 
     Attributes:
@@ -407,7 +397,6 @@ class KeyRing:
 
     @property
     def names(self) -> frozenset[str]:
-        """Who has keys."""
         return frozenset(key.name for key in self._keys)
 
     def caller_of(self, presented: bytes, now: float) -> str | None:
@@ -417,7 +406,6 @@ class KeyRing:
 
         Args:
             presented: The key as the client has sent it.
-            now: Seconds since 1970.
         """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None

@@ -36,11 +36,7 @@ class AsgiExchange(Exchange):
     """An exchange whose response is awaited.
 
     Attributes:
-        app: Answers it.
-        response: The answer, unless it is one in parts.
         news: Set when there is more of an answer in parts, or an ordinary response.
-        has_ended: Whether all of its parts are there.
-        is_broken: Whether it is broken off.
         is_unread: Whether the rest of the body of a bulk request is not read.
         room: Set when there is room for more of it.
     """
@@ -82,10 +78,10 @@ class AsgiExchange(Exchange):
             self.app.pause(self, True)
         self.news.set()
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         assert self.delivery is not None
         self.delivery.hold(data)
-        self.has_ended, self.is_broken = True, not is_whole
+        self.has_ended, self.is_broken = True, is_broken
         self.news.set()
 
 
@@ -213,7 +209,6 @@ async def _handle(app: AppView, exchange: AsgiExchange, receive: Receive, send: 
 
 
 async def _answer_bulk(exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
-    """Feed a bulk request as there is room for it, and send its answers as they come."""
     exchange.room = asyncio.Event()
     exchange.item = []
     exchange.app.handle(exchange)
@@ -255,9 +250,7 @@ async def _answer_in_parts(
     """Send an answer in parts as they come; return the response if it is an ordinary one.
 
     Args:
-        exchange: The exchange.
         leaving: Ends when the client leaves, with what the server's `receive` has raised.
-        send: Of the server.
 
     Raises:
         BaseException: The server's `receive` or `send` raised it.
@@ -355,10 +348,6 @@ def _path(scope: Scope) -> bytes:
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
-    """Read the whole body.
-
-    Returns a little more than `limit` bytes if the body is longer, and None if the client has left.
-    """
     message = await receive()
     if message["type"] != "http.request":
         return None

@@ -78,8 +78,6 @@ class BulkItems(ExchangeItems):
 
     Args:
         exchange: Is answered line by line.
-        ask: The wish of the request, and the model that is asked.
-        driver: Of the model.
         window: How many items may be inside at a time.
         longest: Bytes of the longest line.
         soon: Has something called at the end of this turn of the loop.
@@ -131,7 +129,6 @@ class BulkItems(ExchangeItems):
         return not (self._lines or self._is_paused or self._has_input_ended)
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
         if self._has_input_ended:
             return
         self._held += len(data)
@@ -148,7 +145,6 @@ class BulkItems(ExchangeItems):
         self._count_held()
 
     def end(self) -> None:
-        """Take note that the body is complete."""
         if not self._has_input_ended:
             if self._line:
                 self._lines.append(bytes(self._line))
@@ -172,7 +168,6 @@ class BulkItems(ExchangeItems):
             self.flush_soon()
 
     def _count_held(self) -> None:
-        """Have the bytes counted that have come and are not inside."""
         if self._held == self._counted:
             return
         self._counted = self._held
@@ -188,7 +183,6 @@ class BulkItems(ExchangeItems):
     # -- items
 
     def _submit(self) -> None:
-        """Submit lines that wait, as far as there is room."""
         closed = self._driver.core.flow.closed_because
         if self._lines and closed is not None:
             self.break_off(closed)
@@ -224,7 +218,6 @@ class BulkItems(ExchangeItems):
 
     @property
     def _room(self) -> int:
-        """How many more items may be inside."""
         room = self._most_inside - len(self.inside)
         if room > 0 and self._window.is_heavy and sum(map(_answer_bytes, self.inside)) > MOST_WAITING:
             return 0
@@ -232,7 +225,6 @@ class BulkItems(ExchangeItems):
 
     @property
     def _most_inside(self) -> int:
-        """How many items may be inside."""
         window = self._window
         limit = window.limit * _WIDENED if window.is_wide and self._is_quick else window.limit
         return min(limit, window.fits, self._most)
@@ -255,7 +247,6 @@ class BulkItems(ExchangeItems):
         return self._is_quick and len(self._lines) > 0 and 2 * self._first.queue.count >= self._most_inside
 
     def _take_lines(self) -> list[bytes]:
-        """Take lines that wait, without blank ones, as far as there is room."""
         taken = self._take_usual_lines()
         return self._take_unusual_lines() if taken is None else taken
 
@@ -337,7 +328,6 @@ class BulkItems(ExchangeItems):
         return new
 
     def _new_item(self) -> BulkItem:
-        """Make an item without a line."""
         item = BulkItem(b"", 0.0)
         item.whole = self
         item.format, item.accept = self._ask.format, self._ask.accept
@@ -360,7 +350,6 @@ class BulkItems(ExchangeItems):
     # -- answers
 
     def cancel(self) -> None:
-        """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
         self._forget_body()
         for item in self.inside:
@@ -396,7 +385,6 @@ class BulkItems(ExchangeItems):
         self._flush_now()
 
     def _flush_now(self) -> None:
-        """Write the answers whose turn it is, and take more of the body for them."""
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
@@ -418,7 +406,7 @@ class BulkItems(ExchangeItems):
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
             self._spare.clear()  # they refer to this object
-            self._exchange.end_parts(self._broken or b"", is_whole=True)
+            self._exchange.end_parts(self._broken or b"")
 
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""

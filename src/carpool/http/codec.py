@@ -155,9 +155,6 @@ def error_response(
 
     Args:
         error: A `CarpoolError`; anything else is our own fault and answered as an internal error.
-        request_id: Is repeated in the body and in `X-Request-Id`.
-        timeout_status: Status of a missed deadline.
-        debug: Whether the error's own text is shown.
 
     Raises:
         Exception: Of any kind, if the error is of a user's class with attributes that make no
@@ -249,10 +246,6 @@ class Formats:
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """Return the format in which to read a body, and the one in which to write the answer.
 
-        Args:
-            content_type: The header of that name; None if there is none.
-            accept: The header of that name; None if there is none.
-
         Raises:
             InvalidRequest: The model does not read this content type (415), or its `encode` writes
                 none of those that are accepted (406).
@@ -266,11 +259,7 @@ class Formats:
         return found
 
     def usual(self, read: int) -> int:
-        """Return the format of an answer for a client without a preference.
-
-        Args:
-            read: The format of the item.
-        """
+        """Return the format of an answer for a client without a preference."""
         return self._writes(None, read, self.types.get(read, _JSON))
 
     def of_made(self, sent_as: int, wanted_as: int) -> tuple[int, int]:
@@ -311,9 +300,6 @@ class Formats:
 
         Parts are not written by the model's own `encode`, so where that owns the answers there are
         none, and `choose` refuses who accepts nothing else.
-
-        Args:
-            accept: The header of that name; None if there is none.
         """
         if self.owns_output:
             return None
@@ -333,7 +319,6 @@ class Formats:
         replaced by the usual one.
 
         Args:
-            head: Of the request.
             entry: The content type of each item in the body; None where the body is the item.
         """
         sent = head.headers.get(b"content-type")
@@ -396,7 +381,6 @@ class Formats:
         return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
-        """Return the refusal of a body that the model does not read."""
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
@@ -404,7 +388,7 @@ class Formats:
             usual = self.readable[-1] if self._raw_in or self._text_in else "application/json"
             wanted = "TYPE" if self._accepts else usual
             text = (
-                "the model does not read what curl sends unless it is told the type:"
+                f"curl sends {kind.decode()} by itself, which the model does not read:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
         elif kind == b"multipart/form-data" and not self.owns_input:  # else it would have been converted
@@ -412,14 +396,12 @@ class Formats:
         return InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _unwritten(self) -> InvalidRequest:
-        """Return the refusal of an answer that only the model's own `encode` could write."""
         written = ", ".join(self.writable) or "nothing that fits here"
         text = f"the model writes its answers by an encode of its own, as {written}, and in no other way"
         return InvalidRequest(text, status=406, code="not_acceptable")
 
     @property
     def _all_read(self) -> str:
-        """All content types, and families of them, that are read, for the text of a 415."""
         if self.owns_input:
             return ", ".join([*self.readable, *self._others_read]) or "nothing that fits here"
         families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
@@ -473,7 +455,6 @@ def _is_known_here(kind: bytes) -> bool:
 
 
 def _is_json(kind: bytes) -> bool:
-    """Report whether a content type is one of JSON."""
     return kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
@@ -493,7 +474,6 @@ def wishes(accept: bytes | None) -> list[bytes]:
 
 
 def _kind(content_type: bytes) -> bytes:
-    """Return a content type without its parameters, in lower case."""
     return content_type.partition(b";")[0].strip().lower()
 
 
@@ -527,17 +507,14 @@ def too_large(limit: int) -> InvalidRequest:
 
 
 def as_json(value: object) -> bytes:
-    """Return a value of our own making as JSON."""
     return _encoder.encode(value)
 
 
 def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the `Allow` header of a 405."""
     return ((b"allow", ", ".join(methods).encode()),)
 
 
 def not_allowed(methods: Sequence[str]) -> Refusal:
-    """Return the refusal of a method that an address does not have, which has these."""
     text = f"This address does not support the method; it supports {', '.join(methods)}."
     return Refusal(405, "method_not_allowed", headers=allow(methods), text=text)
 

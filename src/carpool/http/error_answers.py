@@ -47,7 +47,6 @@ class ErrorAnswers:
 
         Args:
             given_id: The request's `X-Request-Id`; empty if it has none.
-            error: Why the request failed.
             model: The name of the model that was asked, for the log; empty if it is not known.
             caller: The name of the key with which it was asked; empty if there is none.
         """

@@ -80,11 +80,7 @@ class HttpResponse(NamedTuple):
 
 
 class ErrorResponder(Protocol):
-    """Puts the outcome of a request into HTTP, as the app does.
-
-    Attributes:
-        request_ids: Gives ids to requests that bring none.
-    """
+    """Puts the outcome of a request into HTTP, as the app does."""
 
     request_ids: RequestIds
 
@@ -109,10 +105,7 @@ class ServedModel(Protocol):
     """A model as the app serves it.
 
     Attributes:
-        name: Of the service.
-        driver: Takes the requests; None while the service is not running.
         weigher: Weighs the items; None if each counts for one.
-        handle: The running service; None while it is not running.
     """
 
     name: str
@@ -292,9 +285,7 @@ class Exchange(Request):
         So one client's answer of many megabytes holds up nobody else's.
 
         Args:
-            responder: Compresses it, and puts an error into HTTP.
             nbytes: How many bytes the results have of which it is made.
-            make: Makes the response; it may raise anything.
             what: The maker, for the log.
         """
         if nbytes < LARGE:
@@ -317,9 +308,7 @@ class Exchange(Request):
 
         Args:
             responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
             work: Does the work; it uses nothing that belongs to the loop.
-            then: Goes on with the result.
         """
         if nbytes < LARGE:
             then(work())
@@ -352,10 +341,7 @@ class Exchange(Request):
         """Call `then` with the content that `read` finds in a body, as `work_beside` does.
 
         Args:
-            responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
             read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            then: Goes on with the content.
             refuse: Makes the response to the error.
         """
 
@@ -374,7 +360,6 @@ class Exchange(Request):
         self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
-        """Return the result of `make`, or the response to its error."""
         try:
             return make()
         except CarpoolError as error:
@@ -389,12 +374,11 @@ class Exchange(Request):
         """Send a part to the client, behind the head of the response if it is the first."""
         raise NotImplementedError
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         """Send the end of an answer in parts.
 
         Args:
-            data: The last bytes of the body.
-            is_whole: Whether the body ends in good order; otherwise it is broken off.
+            is_broken: Whether the body is broken off, and does not end in good order.
         """
         raise NotImplementedError
 
@@ -412,7 +396,6 @@ class Exchange(Request):
         """Have nothing more read of the body of a bulk request, which is broken off."""
 
     def tell_part(self, part: object) -> None:
-        """Put a part of the answer into HTTP and send it."""
         ask, delivery = self.head.ask, self.delivery
         assert ask is not None and ask.framing is not None, "parts are sent to those who asked for them"
         assert delivery is not None
@@ -420,7 +403,6 @@ class Exchange(Request):
         self.write_part(framed(ask.framing, part))
 
     def tell(self) -> None:
-        """Put the driver's answer into HTTP and send it."""
         ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
         if delivery is not None and delivery.has_begun:
@@ -456,21 +438,15 @@ class Exchange(Request):
             end = b""
             if framing.error:
                 end = framing.error % error_entry(ask.responder.error(self.head, error), JSON)
-            self.end_parts(end, is_whole=bool(end))
+            self.end_parts(end, is_broken=not end)
             return
         if result is not None:
             last = framed(framing, result)
-        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts), is_whole=True)
+        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts))
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
-    """Return the body of an error response as an entry, with its status.
-
-    Args:
-        response: The response.
-        accept: The format of the entry, JSON or MSGPACK.
-        more: Further fields.
-    """
+    """Return the body of an error response as an entry, with its status."""
     shown = msgspec.json.decode(response.body)["error"]
     return entries.of_error({**shown, "status": response.status, **more}, accept)
 
@@ -500,7 +476,6 @@ class RequestIds:
     and an object less are the difference between a cost that can be measured and one that cannot.
 
     Attributes:
-        start: The beginning of all ids.
         next_number: Returns what follows it in the next id.
     """
 
@@ -518,11 +493,9 @@ class InStage:
     """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        stage: The name of the stage, or of the place.
         arrived: When it entered the stage.
         started: When a worker got to its batch.
         batch: The id of the batch, unique in its stage.
-        n: How many requests the batch had.
         left: When it left the stage; None if that is not known, as in a row of stages, where it
             came to the next one then, or while it is there.
         branches: In which branches of a graph the place is, the outermost first.
@@ -545,8 +518,6 @@ class Notes:
 
     Attributes:
         began: When the app got it.
-        request_id: Its id, once it is known.
-        stages: How it fared in each stage.
         trace: The id of its trace, as W3C has it.
         span: The id of our span in it.
         tracing: The span itself, where spans are made.

@@ -59,7 +59,6 @@ class PortListener:
         self.port = port
 
     def bind(self) -> socket.socket:
-        """Take the port. Raises OSError if it is not free."""
         sock = listen_at(self.host, self.port, BACKLOG)
         self.port = sock.getsockname()[1]
         return sock
@@ -69,7 +68,6 @@ class PortListener:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -106,13 +104,11 @@ class UnixListener:
         return sock
 
     def release(self) -> None:
-        """Remove the socket."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
     @property
     def address(self) -> str:
-        """The path."""
         return f"{_UNIX}{self.path}"
 
     @property
@@ -121,7 +117,6 @@ class UnixListener:
         return True
 
     def _remove_abandoned(self) -> None:
-        """Remove a socket at which no server listens. Raises OSError if one does."""
         try:
             is_socket = stat.S_ISSOCK(self.path.stat().st_mode)
         except FileNotFoundError:
@@ -234,7 +229,6 @@ class Certificates:
             logger.info("the certificate in %s is in force", self._cert)
 
     def _read(self) -> ssl.SSLContext:
-        """Make a context of the files. Raises OSError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(_PROTOCOLS)
@@ -270,8 +264,6 @@ class Acceptor:
 
     Args:
         sock: Listens, and does not block.
-        make: Makes the protocol of a connection.
-        certificates: Of the server; None where TLS is not spoken.
         most_strangers: How many may be shaking hands at a time.
     """
 
@@ -304,7 +296,6 @@ class Acceptor:
         await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _accept(self) -> None:
-        """Accept those that wait."""
         for _ in range(_IN_A_TURN):
             now = self._loop.time()
             if self._certificates is not None and (wait_s := self._strangers.wait_s(now)):

@@ -150,7 +150,6 @@ class Bodies:
     Args:
         limit: Bytes of all bodies together.
         connections: How many bodies there may be.
-        clock: Monotonic seconds.
 
     Attributes:
         share: Bytes of one body that are always let in.
@@ -222,7 +221,6 @@ class Bodies:
         return [body for body in self._large if held[body.service] > self.guaranteed.get(body.service, 0)]
 
     def _rank(self, body: Body) -> tuple[float, int]:
-        """Return which part of a body came lately; of equal ones the largest ranks first."""
         return self._lately(body) / body.held, -body.held
 
     def _lately(self, body: Body) -> float:

@@ -39,11 +39,6 @@ _CATCH_UP_S = 0.1  # in which the bytes that have come meanwhile are read
 class Timers:
     """The timers of one connection.
 
-    Args:
-        connection: The connection that is timed.
-        reader: Reads the requests of the connection.
-        limits: How long everything may take.
-
     Attributes:
         receiving: The timer of that name, if it runs.
     """

@@ -106,17 +106,14 @@ class ActorWorker:
 
     @property
     def broke_protocol(self) -> bool:
-        """Whether it has broken the rules of the protocol."""
         return self._joined is not None and self._joined.broke_protocol
 
     @property
     def fell_silent(self) -> bool:
-        """Whether it was lost since its node fell silent."""
         return self._joined is not None and self._joined.fell_silent
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return "" if self._joined is None else self._joined.where
 
     @property
@@ -126,16 +123,13 @@ class ActorWorker:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch that it was sent last."""
         return self._joined is not None and self._joined.has_unread_batch
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         if self._joined is not None:
             self._joined.close_input()
 
     def catch_up(self) -> bool:
-        """Read the frames that it has sent already, and report whether there was anything."""
         return self._joined is not None and self._joined.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -164,7 +158,6 @@ class ActorWorker:
         self._loop.call_soon(self._end, "it was killed by the service")
 
     def abandon(self) -> None:
-        """Kill its actor without the loop, which ends or has ended."""
         self._forget_ticket()
         if self._joined is not None:
             self._joined.abandon()
@@ -173,13 +166,11 @@ class ActorWorker:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until it is gone."""
         await asyncio.shield(self._ended)
 
     # -- from the actor that is asked for to the worker that is there
 
     def _ask(self) -> None:
-        """Ask the cluster for an actor."""
         self._ticket, token = secrets.token_hex(8), secrets.token_bytes(_TOKEN_BYTES)
         self._avoids, self._asked_at = False, self._loop.time()
         self._times_asked += 1
@@ -237,7 +228,6 @@ class ActorWorker:
         return min(patience_s, _MOST_PATIENCE_S)
 
     def _found_room(self, ticket: str, has_room: bool) -> None:
-        """Ask for another actor, if there is room for one."""
         if has_room and ticket == self._ticket and self._joined is None and not self._ended.done():
             text = "worker %s is asked for once more: the cluster has room for it, and it has not come"
             about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
@@ -250,7 +240,6 @@ class ActorWorker:
         self._ask()
 
     def _connected(self, sock: socket.socket, hello: Hello) -> None:
-        """Go on with a connection that the actor has opened."""
         self._forget_ticket()
         self._node = hello.node
         self._session.connected(self._launch.setup.stage, hello.node, self._loop.time() - self._asked_at)
@@ -270,13 +259,11 @@ class ActorWorker:
     # -- its end
 
     def _disconnected(self, why: str) -> None:
-        """Take note that its connection has ended."""
         if self.fell_silent:
             self._session.suspect(self._node)
         self._end(why)
 
     def _died(self, ticket: str, future: Any) -> None:
-        """Take note that the actor's call has ended, which Ray reports."""
         if ticket != self._ticket or self._ended.done():
             return
         error = None if future.cancelled() else future.exception()
@@ -295,7 +282,6 @@ class ActorWorker:
         self._end("it could not be killed")
 
     def _end(self, why: str) -> None:
-        """Let go of the actor, and report that the worker is lost."""
         if self._ended.done():
             return
         self._ended.set_result(None)
@@ -323,7 +309,6 @@ def _drop(frame: Frame) -> None:
 
 
 def _refusal(hello: Hello) -> str:
-    """Return why an actor is not taken for a worker; empty if it is."""
     if hello.version == __version__:
         return ""
     return f"the coordinator has carpool {__version__}, and the node {hello.version}: install the same version on both"

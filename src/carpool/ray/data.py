@@ -154,7 +154,6 @@ def _as_received(stage: Stage) -> Stage:
 
 
 def _items(rows: Rows, column: str | None) -> list[Any]:
-    """Return the items of some rows. Raises ValueError if there is no such column."""
     if column is None:
         columns = [_values(each) for each in rows.values()]
         return [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -170,5 +169,4 @@ def _values(column: Any) -> list[Any]:
 
 
 def _errors_in(rows: Rows, errors: str, n: int) -> list[str]:
-    """Return for each row the error of an earlier stage; empty if there is none."""
     return list(map(str, rows[errors])) if errors in rows else [""] * n

@@ -82,7 +82,6 @@ class RayMetrics:
             self._show(name, [])
 
     def _count(self, name: str, total: float, tags: Tags) -> None:
-        """Add the increase since the last time to a counter."""
         key = (name, *tags.values())
         more = total - self._counted.get(key, 0)
         if more > 0:

@@ -100,7 +100,6 @@ class Session:
 
     Attributes:
         hire: Makes a worker; it is called like `WorkerProcess`.
-        service: The name of the service.
         gate: Where its actors connect.
         clock: The clock by which its deadlines are.
         fastest_s: By stage, the shortest time that an actor has taken to connect.
@@ -197,7 +196,6 @@ class Session:
         self._errands.put(ask)
 
     def kill(self, actor: Any) -> None:
-        """Kill an actor, if there is one."""
         if actor is not None:
             self._errands.put(lambda: _kill(actor))
 
@@ -312,7 +310,6 @@ def _kill(actor: Any) -> None:
 
 
 def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress:
-    """Open a gate at the first port that is free; return its address. Raises OSError."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:

@@ -82,7 +82,6 @@ class Shell:
         return "its connection has ended"
 
     def _connected(self, home: WayHome) -> socket.socket:
-        """Return a connection to the service; a Unix socket, if that is on this node."""
         here = ray.get_runtime_context()
         device = ",".join(map(str, ray.get_gpu_ids())) or os.environ.get(VISIBLE_DEVICES, "")
         me = Hello(

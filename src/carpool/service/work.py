@@ -28,7 +28,6 @@ def stage_to_join(service: Declaration, name: str | None) -> Stage:
     """Return the stage of a service that a worker is to join.
 
     Args:
-        service: The service, as the worker finds it.
         name: The name of the stage; None for the only one that lets workers join.
 
     Raises:
@@ -53,7 +52,6 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
 
     Args:
         service: The service, as the worker finds it.
-        stage: The stage to join.
         way: How to reach the service.
         wait_s: How long to try while nothing listens there.
 

@@ -88,7 +88,6 @@ def check_batches(
 
 
 def _made(model: Any) -> Any:
-    """Return a model, or a function that takes a list."""
     inner = model
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -107,8 +106,6 @@ def _takes_something(function: Callable[..., Any]) -> bool:
 
 
 class _Check:
-    """One check; see `check_batches`."""
-
     def __init__(
         self,
         model: Any,
@@ -136,7 +133,6 @@ class _Check:
         self._alone: list[Any] = []
 
     async def run(self, rounds: int) -> None:
-        """Run each item alone, then all of them in company."""
         if self._is_ours:
             await self._invoker.set_up()
         try:
@@ -161,7 +157,6 @@ class _Check:
         return batches
 
     async def _run(self, batch: Sequence[int]) -> list[Any]:
-        """Return the answers of the items of a batch, each as a value of its own."""
         trouble: list[Trouble] = []
         results = await self._invoker.run([_copied(self._items[at]) for at in batch], trouble)
         return [_copied(result) for result in results]
@@ -177,7 +172,6 @@ class _Check:
         return answer
 
     async def _check(self, batch: list[int]) -> None:
-        """Compare the answers of the items of a batch with those that they get alone."""
         answers = await self._run(batch)
         for place, answer in enumerate(answers):
             if not self._is_same(answer, batch[place]):
@@ -241,7 +235,6 @@ def _copied(value: Any) -> Any:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Report whether two answers are the same, but for rounding."""
     if _is_array(one) and _is_array(other):
         return _are_equal_arrays(one, other)
     if type(one) is not type(other):
@@ -274,7 +267,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a record; None if a value is none."""
     names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
     names = names or getattr(type(value), "model_fields", None)
     return None if names is None else {name: getattr(value, name) for name in names}

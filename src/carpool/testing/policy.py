@@ -184,7 +184,6 @@ def _random_arrival(dice: random.Random) -> Arrival:
 
 
 def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
-    """Let a request arrive at `now`, with all that will happen to it."""
     core = driver.core
     due = now + min(arrival.slo_s, arrival.timeout_s)
     lane = Lane(arrival.priority, arrival.key, 0)
@@ -197,7 +196,6 @@ def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> R
 
 
 def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
-    """Check that requests which come one at a time are all served."""
     quiet = [Arrival(0.5, slo_s=0.4, timeout_s=0.45)] * 30
     fixed_s, item_s = dice.uniform(0.0001, 0.01), dice.uniform(0, 0.002)
     schedule = Schedule(quiet, dice.randint(1, 9), dice.randint(1, 3), None, fixed_s, item_s)
@@ -232,7 +230,6 @@ def _examine(policy: Policy) -> Policy:
 
 
 def _check(decision: Decision, now: float, queue: QueueView, free: int, limit: int) -> None:
-    """Raise PolicyError unless a decision can be carried out and leaves no request behind."""
     _require(len(set(decision.drop)) == len(decision.drop), "one request is dropped twice")
     _require(set(decision.drop) <= set(queue), "a request is dropped that is not in the queue")
     left = queue.size - sum(request.size for request in decision.drop)

@@ -150,7 +150,6 @@ class _Stream:
     history: list[str] = field(default_factory=list)
 
     def note(self, event: str) -> None:
-        """Remember an event."""
         parts = "1 part" if self.n_heard == 1 else f"{self.n_heard} parts"
         self.history.append(f"{event} after {parts}" if self.n_heard else event)
 
@@ -228,7 +227,6 @@ class _Worker:
 
     @property
     def can_step(self) -> bool:
-        """Whether there is a stream that does not rest."""
         return self._runner.has_running
 
     async def call_hook(self, name: str, *arguments: Any) -> Any:
@@ -255,7 +253,6 @@ class _Worker:
         return self._checked(await self._runner.step(), ())
 
     def _checked(self, outs: Outs, left: Sequence[int]) -> Outs:
-        """Return what has come of the streams, unless a method has raised."""
         if self._watched.raised is None:
             return outs
         method, n, error = self._watched.raised
@@ -267,8 +264,6 @@ class _Worker:
 
 
 class _Check:
-    """One check; see `check_steps`."""
-
     def __init__(
         self,
         make: Callable[[], Any],
@@ -296,7 +291,6 @@ class _Check:
         self._waiting = deque(_Stream(id, at) for id, at in enumerate(self._turns(n)))
 
     async def run(self) -> None:
-        """Run each item alone, then all of them in company."""
         for at in range(len(self._xs)):
             self._alone.append(await self._run_alone(at))
         try:
@@ -308,7 +302,6 @@ class _Check:
             raise StepsError(f"{error}. {text}") from None
 
     async def _run_together(self) -> None:
-        """Run all streams in company, and compare whatever comes of them."""
         names = ("one worker", "the other worker") if self._traits.can_resume else ("the worker",)
         self._workers = [await self._new_worker(name) for name in names]
         while self._waiting or any(worker.streams for worker in self._workers):
@@ -323,7 +316,6 @@ class _Check:
     # -- alone
 
     async def _run_alone(self, at: int) -> _Alone:
-        """Return the answer of an item by itself, from a model of its own."""
         worker, alone = await self._new_worker("a worker of its own"), _Alone()
         stream = _Stream(0, at)
         try:
@@ -395,7 +387,6 @@ class _Check:
             self._waiting.insert(self._dice.randint(0, min(3, len(self._waiting))), stream)
 
     def _newcomers(self, worker: _Worker, leave: Sequence[int]) -> list[_Stream]:
-        """Take some streams that fit into a worker from those that wait."""
         stay = [stream for stream in worker.streams.values() if stream.id not in leave]
         used = sum(self._size(stream) for stream in stay)
         joining: list[_Stream] = []
@@ -485,7 +476,6 @@ def _is_part(kind: int, value: Any) -> bool:
 
 
 def _end_of(value: Any) -> str:
-    """Return in words how a stream has ended."""
     return f"fails with {named_text_of(value.error)}" if type(value) is Failed else "has ended"
 
 

@@ -125,7 +125,6 @@ class File:
             os.lseek(self._fd, keep, os.SEEK_SET)
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
         view = memoryview(data).cast("B")
         nbytes = len(view)
         while view:
@@ -134,14 +133,12 @@ class File:
         return nbytes
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
         return self._written
 
     def flush(self) -> None:
         """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
-        """Close it, unless it was open already."""
         if not self.closed and self._is_ours:
             os.close(self._fd)
         self.closed = True
@@ -150,10 +147,6 @@ class File:
 class _Mended:
     """A file of answers in which those of failed rows are replaced by new ones. The old file stays
     as it is until all have come.
-
-    Args:
-        path: Of the file.
-        done: Its content.
     """
 
     def __init__(self, path: str, done: EarlierRun) -> None:
@@ -168,11 +161,9 @@ class _Mended:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a new answer for each row that had failed."""
         return not self._places
 
     def write(self, answer: bytes) -> None:
-        """Write the next new answer, and the old ones before it."""
         place = self._places.popleft()
         self._copy(place.begin)
         self._new.write(answer)
@@ -190,7 +181,6 @@ class _Mended:
         return nbytes
 
     def give_up(self) -> None:
-        """Leave the old file as it is."""
         self._old.close()
         self._new.close()
         os.unlink(self._beside)
@@ -258,7 +248,6 @@ class LineRows:
         return answers
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
-        """Return a row for each answer."""
         rows = [answer.result + b"\n" for answer in answers]
         if entries.are_plain(b"".join(rows)):
             return rows
@@ -306,7 +295,6 @@ class SheetRows:
 
     @property
     def _has_results(self) -> bool:
-        """Whether whole results stand in one column."""
         return self._columns == [_RESULT, _mark_beside([_RESULT])]
 
     def _fitted(self, answer: Answer) -> Answer:
@@ -359,7 +347,6 @@ class SheetRows:
         return text.removesuffix("\r\n").encode() + b"\n"
 
     def write(self, text: str) -> None:
-        """Take the text that the csv module writes."""
         self._texts.append(text)
 
 
@@ -439,7 +426,6 @@ class ParquetFile:
 
 
 def _fields_in(result: bytes) -> dict[str, Any]:
-    """Return a result by column."""
     value = _decode(result)
     return value if isinstance(value, dict) else {_RESULT: value}
 
@@ -555,5 +541,4 @@ class Errors:
             self._held = None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

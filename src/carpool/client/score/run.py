@@ -81,10 +81,6 @@ def failed(error: BaseException) -> Answer:
 class _Unfit:
     """The rows that are not sent, which have their errors in their places among the answers.
 
-    Args:
-        rows: All of them.
-        item_of: Makes an item of a row, or raises a `CarpoolError`.
-
     Attributes:
         errors: For each row without an answer its error, or None if it was sent.
     """
@@ -95,7 +91,6 @@ class _Unfit:
         self.errors: deque[Answer | None] = deque()
 
     def items(self) -> Iterator[Any]:
-        """Yield the items of the rows that fit."""
         for row in self._rows:
             try:
                 if row.problem is not None:
@@ -108,7 +103,6 @@ class _Unfit:
                 yield item
 
     def rest(self) -> list[Answer]:
-        """Return the errors after the last answer."""
         return [error for error in self.errors if error is not None]
 
 

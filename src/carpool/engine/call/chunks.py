@@ -17,7 +17,6 @@ from typing import Any
 
 
 def cannot_join(what: str) -> TypeError:
-    """Return the error for a chunk that cannot be joined to others."""
     return TypeError(
         f"merge=True cannot join and cut up {what}: it knows lists, numpy arrays, torch tensors, data frames and series"
         " of pandas and polars, tables, record batches and arrays of pyarrow, and dicts of these. Use one of these, or"
@@ -29,7 +28,6 @@ class ChunkKind(ABC):
     """Counts, compares, joins and cuts up chunks of one type."""
 
     def count_rows(self, x: Any) -> int:
-        """Return how many rows a chunk has."""
         return len(x)
 
     @abstractmethod
@@ -45,7 +43,6 @@ class ChunkKind(ABC):
         """Return one chunk of several that are alike, one after the other."""
 
     def cut(self, x: Any, begin: int, end: int) -> Any:
-        """Return the rows of a chunk from `begin` to before `end`."""
         return x[begin:end]
 
 
@@ -300,5 +297,4 @@ def join(chunks: list[Any]) -> Any:
 
 
 def cut(x: Any, begin: int, end: int) -> Any:
-    """Return the rows of a chunk from `begin` to before `end`."""
     return kind_of(x).cut(x, begin, end)

@@ -38,8 +38,7 @@ class Invoker:
         traits: What `traits_of` read off it.
         retrier: Makes batch calls, and makes them again where they fail.
         batched: Whether `predict` takes a list.
-        before_next_call: Called before each call of a batch but the first; None if nothing is to be
-            called.
+        before_next_call: Called before each call of a batch but the first.
         allowed_batch_sizes: Numbers of items that `predict` is called with, rising; smaller batches
             are padded. None for any number.
         in_predict: Called as each call of `predict` begins, as part of it.
@@ -166,7 +165,6 @@ class Invoker:
     async def _postprocess_all(
         self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
     ) -> list[Any]:
-        """Call `postprocess` for all results."""
         if self._batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
@@ -289,7 +287,6 @@ class Invoker:
         until: float,
         again: Again | None,
     ) -> list[Any]:
-        """Call `predict` with one array, or with one for each kind of items."""
         call, pad = self.retrier.call, self._pad
         if type(values) is ArrayRows:
             return await call(stacking(predict, values), values, trouble, pad=pad, until=until, again=again)
@@ -315,17 +312,11 @@ class Invoker:
         handed_on: bool = False,
         waits: bool = False,
     ) -> list[Any]:
-        """Call `step` for each item that has not failed, by itself.
+        """Call `step`, user code, for each item that has not failed, by itself.
 
         What a call has returned is copied before the next one, which may fill the same memory.
-
-        Args:
-            step: User code.
-            values: The items.
-            trouble: Whatever happens besides is appended to this.
-            handed_on: Whether what it returns only goes to the next hook.
-            waits: Whether user code is called before all of it is read, so that the last result is
-                copied, too.
+        `handed_on` says that it only goes to the next hook, and `waits` that user code is called
+        before all of it is read, so that the last result is copied, too.
         """
         done: list[Any] = []
         made = -1  # the position of the last result that may change
@@ -370,9 +361,6 @@ class Invoker:
 
 
 def _fail_returned_errors(results: list[Any]) -> list[Any]:
-    """Return the results, with a `Failed` for each exception that was returned in the place of a
-    result.
-    """
     for kind in set(map(type, results)):
         if issubclass(kind, BaseException):
             return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
@@ -380,7 +368,6 @@ def _fail_returned_errors(results: list[Any]) -> list[Any]:
 
 
 def is_async(model: AnyModel | Model) -> bool:
-    """Report whether `predict` or a hook of the model is `async def`."""
     while isinstance(model, partial):
         model = model.func
     if isinstance(model, type) or is_model_object(model):

@@ -5,12 +5,11 @@ up again by rows.
 `merge=carpool.pad(...)` joins arrays of different lengths as well: it pads the shorter ones and
 passes their lengths to the function. Anything else needs `merge=` and `split=` functions.
 
-A function's output is cut up by rows and never along another axis. An axis of the output that has
-the padded length may follow the padded axis, or have that length by chance (ten classes, and the
-longest text has ten words), and which is true cannot be seen. A function that takes the lengths can
-cut its results itself. If a function does not take them and its output has the padded length while
-some callers' arrays are shorter, that is an error, because a caller's result would depend on the
-other callers.
+An output is never cut along another axis. An axis of it that has the padded length may follow the
+padded axis, or have that length by chance (ten classes, and the longest text has ten words), and
+which is true cannot be seen. A function that takes the lengths can cut its results itself. If a
+function does not take them and its output has the padded length while some callers' arrays are
+shorter, that is an error, because a caller's result would depend on the other callers.
 """
 
 from __future__ import annotations
@@ -68,14 +67,7 @@ def merge_with(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
     """Return a function over a list of chunks that merges and splits them with the user's own
-    functions.
-
-    Args:
-        function: Takes one merged input.
-        is_async: Whether `function` is `async def`.
-        merge: The user's merge function.
-        split: The user's split function.
-        count: Gives the row count of a chunk.
+    functions, and counts their rows with `count`.
     """
 
     def prepare(chunks: list[Any]) -> MergedCall:
@@ -105,7 +97,6 @@ def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> C
 
 
 def cutter_for(chunks: list[Any]) -> Callable[[Any], list[Any]]:
-    """Return a function that cuts an output into parts with as many rows as the chunks have now."""
     counts = [count_rows(chunk) for chunk in chunks]
     return lambda output: split(output, counts)
 
@@ -165,7 +156,6 @@ def joined(results: list[Any]) -> Any:
 
 
 def joined_by_caller(results: Iterable[Any], pieces: list[list[Any]]) -> list[Any]:
-    """Return one result for each caller's pieces, from the results of all pieces in their order."""
     left = iter(results)
     return [joined(list(islice(left, len(of_caller)))) for of_caller in pieces]
 
@@ -280,16 +270,12 @@ def _takes_lengths(function: Callable[..., Any]) -> bool:
 
 
 def _has_lengths(x: Any) -> bool:
-    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among
-    its parts.
-    """
     if type(x) is dict:
         return any(map(_has_lengths, x.values()))
     return has_axes(x) and x.ndim > 1
 
 
 def _lengths(chunks: list[Any]) -> Any:
-    """Return the lengths of all rows, before padding."""
     first = chunks[0]
     if type(first) is dict:
         return {name: _lengths([chunk[name] for chunk in chunks]) for name, part in first.items() if _has_lengths(part)}
@@ -378,18 +364,15 @@ def _extents(x: Any, axis: int) -> set[int]:
 
 
 def _padded_axes(chunks: list[Any]) -> set[tuple[int, int]]:
-    """Return the axes along which the chunks differ, each with the length of the longest chunk."""
     first = chunks[0]
     if type(first) is dict:
         return {found for name in first for found in _padded_axes([chunk[name] for chunk in chunks])}
     if not _has_lengths(first):
         return set()
     shapes = [chunk.shape for chunk in chunks]
-    return {(axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and _differ(lengths)}
-
-
-def _differ(lengths: Sequence[int]) -> bool:
-    return any(a != b for a, b in pairwise(lengths))
+    return {
+        (axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and len({*lengths}) > 1
+    }
 
 
 def _described(x: Any) -> str:

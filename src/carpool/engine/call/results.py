@@ -46,7 +46,6 @@ class Failed:
 
 
 def none_failed(values: Sequence[Any]) -> bool:
-    """Report whether no value is `Failed`."""
     return Failed not in set(map(type, values))
 
 

@@ -1,10 +1,10 @@
 """A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find
 the guilty items.
 
-The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit,
-and the size that failed is reported (`Trouble`), so that later batches are smaller. Any other error
-is a matter of some items: only what failed is halved, breadth first, until the guilty items are
-alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
+Memory is a matter of size: the whole batch is run again in calls that fit, and the size that failed
+is reported (`Trouble`), so that later batches are smaller. Any other error is a matter of some
+items: only what failed is halved, breadth first, until the guilty items are alone. Of n items with
+one guilty that takes 1 + 2·log2(n) calls.
 
 Where the four quarters of a batch all fail, either many items are guilty or the model is broken.
 Items run by themselves show which, one of each quarter in turn. Once some have succeeded, the rest
@@ -21,9 +21,6 @@ that share is used up fails as a whole.
 A model that has returned a wrong number of results may be written for one item, and its list of
 five results for one be taken for the answers to five. So the next number of several that fits is
 not trusted: the batch is run again in halves, and fails as a whole if one of them does not fit.
-
-Which exceptions mean that memory ran out is said here, too, and how the memory of the failed call
-is released before the next one.
 """
 
 from __future__ import annotations
@@ -89,8 +86,6 @@ class Retrier:
         clock: Monotonic seconds.
 
     Attributes:
-        may_wait: Whether there is an event loop on which async user code can wait.
-        own: See there.
         most_probes: How many items of the next suspect batch are tried by themselves.
         odd_count: How many results a call has returned that was to return another number, until a
             call of several items has shown that it returns one for each; None if there is none.
@@ -180,16 +175,8 @@ class Retrier:
         """Make a call for a whole batch where nothing waits.
 
         A part of the fast path `calls_now`: the same outcome as that of `call`, without a
-        coroutine.
-
-        Args:
-            function: Takes a list and returns as many results.
-            items: At least one.
-            trouble: Whatever happens besides is appended to this.
-            announced: Returns what takes the place of `function` where the call is made again in
-                parts; None if nothing does.
-            until: The time from which nobody waits for the results.
-            again: See `call`.
+        coroutine. `announced` returns what takes the place of `function` where the call is made
+        again in parts.
         """
         returned: Any
         part: Any = items[:]
@@ -259,7 +246,6 @@ class Retrier:
         return issubclass(type(error), self._fatal_errors) and self._is_ending()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
-        """Return the `Failed` of an item that was called by itself."""
         self.own(error)
         if self.means_out_of_memory(error):
             release_memory(error)
@@ -267,7 +253,6 @@ class Retrier:
         return Failed(error)
 
     def means_out_of_memory(self, error: BaseException) -> bool:
-        """Report whether an exception means that memory has run out."""
         return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
 
     def may_rerun(self) -> bool:
@@ -279,7 +264,6 @@ class Retrier:
         return self._budget_s > 0
 
     def charge(self, seconds: float) -> None:
-        """Take the seconds for which a batch has been run again off the budget."""
         self._budget_s -= seconds
         self._rerun_s += seconds
 
@@ -345,7 +329,6 @@ class _Retry:
         self._reported = trouble
 
     async def run(self, error: BaseException) -> list[Any]:
-        """Return all results, after the call for all items has raised `error`."""
         self._handle_failure(0, len(self._items), error)
         while self._todo or self._raised:
             while self._todo:
@@ -403,7 +386,6 @@ class _Retry:
         return items
 
     def _handle_failure(self, begin: int, end: int, error: BaseException) -> None:
-        """Decide what becomes of a part whose call has raised."""
         self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
             if type(error) is Miscount and not error.is_doubted:
@@ -440,7 +422,6 @@ class _Retry:
         self._todo += [_Part(middle, end), _Part(begin, middle)]
 
     async def _go_to_next_level(self) -> None:
-        """Halve the parts of this level that have raised, or fail them."""
         raised, self._raised = self._raised, []
         may_be_broken = len(raised) == self._calls >= SUSPECT_PARTS and not self._fitted
         self._calls = 0

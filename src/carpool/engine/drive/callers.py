@@ -84,7 +84,6 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
 
 
 def result_of(request: Request) -> Any:
-    """Return the result of a request that is done, as an object, or raise its error."""
     if request.error is not None:
         raise error_of(request)
     return load_result(request.result)
@@ -151,11 +150,9 @@ class TaskCaller:
             self.done.set_result(None)
 
     def answered(self, request: Request) -> None:
-        """Wake the task, unless it has been cancelled."""
         self.set()
 
     async def wait(self) -> None:
-        """Wait until `set` is called."""
         self.done = asyncio.get_running_loop().create_future()
         try:
             await self.done
@@ -186,7 +183,6 @@ class LockCaller:
             raise DeadlineExceeded(NO_ANSWER)
 
     def answered(self, request: Request) -> None:
-        """Wake the thread."""
         self._lock.release()
 
 
@@ -232,11 +228,9 @@ class Unread:
         return self.is_paused and self._is_half_read
 
     def take_all(self) -> None:
-        """Count all parts that have come as taken."""
         self._taken = self._added
 
     def go_on(self) -> bool:
-        """Report whether a paused stream goes on now."""
         if not self.is_paused or not self._is_half_read:
             return False
         self.is_paused = False
@@ -244,18 +238,12 @@ class Unread:
 
     @property
     def _is_half_read(self) -> bool:
-        """Whether so little waits that a paused stream can go on."""
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
 class _PartsReader(Generic[T]):
-    """The parts of one answer, and who reads them.
-
-    Args:
-        driver: Takes the request.
-        request: What is asked; its answer comes in parts if the model gives it so.
-        handle: Of the service, which would end with it; kept until the block ends.
-        news: Wakes the caller.
+    """The parts of one answer to a request, which a driver takes, and `news`, which wakes who reads
+    them. The handle of the service is kept until the block ends, as the service would end with it.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
@@ -300,9 +288,6 @@ class _PartsReader(Generic[T]):
     def _is_at_end(self, enter_first: str) -> bool:
         """Report whether no part comes any more.
 
-        Args:
-            enter_first: The error of a caller who is in no block.
-
         Raises:
             RuntimeError: The caller is in no block, or has left it.
         """
@@ -313,14 +298,12 @@ class _PartsReader(Generic[T]):
         return self._has_ended and not self._parts  # the end is written after the last part
 
     def _take(self) -> Any:
-        """Take the next part, which is there."""
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
             self._post(self._go_on)
         return load_part(self._request, payload)
 
     def _post(self, work: Callable[[], object]) -> None:
-        """Have something done in the loop's thread."""
         raise NotImplementedError
 
     # -- in the loop's thread
@@ -341,7 +324,6 @@ class _PartsReader(Generic[T]):
         self._wake()
 
     def _go_on(self) -> None:
-        """Let the stream go on if the caller has read enough."""
         if self._unread.go_on():
             self._driver.pause(self._request, False)
 

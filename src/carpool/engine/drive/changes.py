@@ -2,9 +2,9 @@
 
 In each of them newcomers are there, loaded, warmed up and checked by their examples, before an old
 worker goes. If one of them fails, all of them go again, and the old workers stay. There is one
-change at a time that the user asks for. A service also changes something by itself, where a stage
-asks for it: it replaces worn workers, and adds and takes away some as the load rises and falls. It
-looks once a second, and does nothing while the user changes something.
+change at a time that the user asks for. Beside it a service replaces worn workers, and adds and
+takes away some as the load rises and falls. It looks once a second, and does nothing while the user
+changes something.
 """
 
 from __future__ import annotations
@@ -44,12 +44,8 @@ class _Successor(NamedTuple):
 
 
 class CoreShares:
-    """How worker processes share the cores, as some are added.
-
-    Args:
-        workers: How many worker processes each stage has.
-        variables_of: Returns the variables of each worker of a stage, by the position of the stage
-            and the number of workers in all stages.
+    """How worker processes share the cores, as some are added; `variables_of` returns the variables
+    of each worker of a stage, by the position of the stage and the number of workers in all stages.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class Changes:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change is under way."""
         return self._lock.locked()
 
     async def scale(self, stage: int, workers: int, grace_s: float = GRACE_S) -> None:
@@ -145,7 +140,6 @@ class Changes:
         pool.turnover.admit(place)
 
     async def take_away(self, stage: int, workers: int) -> None:
-        """Have some workers of a stage finish what they have, and end, beside other changes."""
         pool = self._pools[stage]
         await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
 
@@ -201,7 +195,8 @@ class Changes:
                 for pool in self._pools:
                     pool.roster.is_renewed = False
                 self._driver.start_workers()
-            await self._let_all_go(successors, grace_s)
+            for pool in self._pools:
+                await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
     # -- newcomers
 
@@ -218,7 +213,6 @@ class Changes:
         return places
 
     async def _successors(self) -> list[_Successor]:
-        """Return a newcomer for each worker of all stages, once they are ready."""
         successors = [
             _Successor(pool, old, pool.turnover.add(pool.roster.places[old].index))
             for pool in self._pools
@@ -261,7 +255,6 @@ class Changes:
             driver.hold(False)
 
     def _switch(self, successors: Sequence[_Successor]) -> None:
-        """Admit all newcomers and retire all others, in one turn of the loop."""
         self._refuse_if_over()
         _check_ready(each.pool.turnover.is_ready(each.new.place) for each in successors)
         for each in successors:
@@ -270,7 +263,6 @@ class Changes:
             each.pool.turnover.retire(each.old)
 
     async def _replace_in_place(self, pool: WorkerPool, place: int, grace_s: float) -> None:
-        """Have a worker go, and then start its successor."""
         index = pool.roster.places[place].index
         await self._let_go(pool, [place], grace_s)
         try:
@@ -285,15 +277,9 @@ class Changes:
     # -- workers that go
 
     async def _let_go(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
-        """Retire workers, and wait until they have gone."""
         for place in places:
             pool.turnover.retire(place)
         await self._see_off(pool, places, grace_s)
-
-    async def _let_all_go(self, successors: Sequence[_Successor], grace_s: float) -> None:
-        """Wait until all workers that were replaced have gone."""
-        for pool in self._pools:
-            await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
     async def _see_off(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
         """Wait until workers have gone; have streams move that can, and after `grace_s` all."""
@@ -306,19 +292,16 @@ class Changes:
                 pool.turnover.move_out(place)
 
     def _refuse_if_over(self) -> None:
-        """Raise Unavailable if the service has failed or is stopping."""
         if self._driver.has_failed:
             raise Unavailable("the service has failed: start it anew", code="stage_failed")
         if self._driver.core.flow.closed_because is not None:
             raise Unavailable("the service is stopping", code="draining")
 
     def _about(self, pool: WorkerPool) -> dict[str, str]:
-        """Return the fields of a log line about a stage."""
         return {"model": self._driver.stats.name, "stage": pool.name}
 
 
 async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
-    """End newcomers that are not wanted any more, and wait until they have gone."""
     for place in places:
         pool.turnover.take_back(place)
     if not pool.roster.stopping:  # whoever stops it waits for their ends
@@ -332,7 +315,6 @@ def _check_ready(are_ready: Iterable[bool]) -> None:
 
 
 async def _all_ready(newcomers: Sequence[Newcomer]) -> None:
-    """Wait until all newcomers are ready. Raises StartupError as soon as one has died."""
     await asyncio.gather(*[asyncio.shield(newcomer.ready) for newcomer in newcomers])
 
 
@@ -342,13 +324,8 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class StageUpkeep:
-    """Looks after the workers of one stage.
-
-    Args:
-        pool: The stage's.
-        driver: The service's.
-        changes: Replaces workers.
-        recycling: Says which worker is worn; None if none ever is.
+    """Looks after the workers of one stage: `recycling` says which one is worn, None if none ever
+    is.
 
     Attributes:
         scaler: Says how many workers there should be; None if their number is fixed.
@@ -359,6 +336,7 @@ class StageUpkeep:
         self._pool = pool
         self._driver = driver
         self._changes = changes
+        self._about = {"model": driver.stats.name, "stage": pool.name}
         self._recycling = recycling
         self._batcher = driver.core.crews[pool.stage]
         self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
@@ -372,7 +350,6 @@ class StageUpkeep:
             pool.count_calls = self._count_calls
 
     def scale_between(self, least: int, most: int) -> None:
-        """Have the number of workers follow the load from now on."""
         slo_s = self._driver.core.flow.slo_s
         batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
@@ -380,15 +357,12 @@ class StageUpkeep:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to look after."""
         return self.scaler is not None or self._recycling is not None
 
     def keep_fixed(self) -> None:
-        """Leave the number of workers as it is from now on."""
         self.scaler = None
 
     def look(self, now: float) -> None:
-        """Do what is due."""
         if self._changes.is_changing or self._driver.has_failed or self._pool.roster.stopping:
             return
         if self.scaler is not None:
@@ -397,7 +371,6 @@ class StageUpkeep:
             self._recycle(now, self._recycling)
 
     def stop(self) -> None:
-        """Do nothing more."""
         for task in (self._going, self._replacing, *self._coming):
             if task is not None:
                 task.cancel()
@@ -409,16 +382,14 @@ class StageUpkeep:
     # -- how many
 
     def _scale(self, now: float, scaler: Scaler) -> None:
-        """Have workers added or taken away as the load asks for it."""
         have = len(self._pool.roster.established) + len(self._coming)
         wait_s = self._batcher.predicted_wait_s(now, self._batcher.queue.size)
         offered, unit = self._driver.core.offered(self._pool.stage), self._batcher.times.unit
         wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return
-        about = {"model": self._driver.stats.name, "stage": self._pool.name}
         text = "stage %s: %.0f requests/s need %.1f workers; there are %d, and %d are wanted"
-        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=about)
+        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=self._about)
         if wanted < have:
             self._going = self._begin(self._changes.take_away(self._pool.stage, have - wanted))
             return
@@ -429,7 +400,6 @@ class StageUpkeep:
 
     @property
     def _is_busy_scaling(self) -> bool:
-        """Whether workers are being added, or taken away."""
         return bool(self._coming) or (self._going is not None and not self._going.done())
 
     async def _add_one(self) -> None:
@@ -441,8 +411,7 @@ class StageUpkeep:
                 return
             self._resume_at = now + self._pause_s
             text = "stage %s: a worker could not be added, and none is for %.0f s: %s"
-            about = {"model": self._driver.stats.name, "stage": self._pool.name}
-            logger.error(text, self._pool.name, self._pause_s, error, extra=about)
+            logger.error(text, self._pool.name, self._pause_s, error, extra=self._about)
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         else:
             self._pause_s = _FIRST_PAUSE_S
@@ -450,7 +419,6 @@ class StageUpkeep:
     # -- which are worn
 
     def _recycle(self, now: float, recycling: Recycling) -> None:
-        """Have a worn worker replaced, unless one is being replaced already."""
         places = self._pool.roster.places
         ready = [place for place in self._pool.roster.established if places[place].state == PlaceState.READY]
         recycling.are_there(now, {place: places[place].order for place in ready})
@@ -463,7 +431,7 @@ class StageUpkeep:
         if worn is None:
             return
         name = self._driver.stats.stages[self._pool.stage].worker_name(worn.place)
-        about = {"model": self._driver.stats.name, "stage": self._pool.name, "worker": name}
+        about = {**self._about, "worker": name}
         logger.info("worker %s is to be replaced: %s", name, worn.why, extra=about)
         self._replacing = self._begin(self._replace(worn.place, recycling, about))
 
@@ -513,7 +481,6 @@ class Upkeep:
             self._look()
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -538,7 +505,6 @@ def _resident_mb(pid: int) -> float:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log what a task has raised that nothing waits for."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         logger.error("workers could not be looked after: %s", text_of(error), exc_info=error)

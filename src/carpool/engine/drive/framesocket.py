@@ -59,9 +59,7 @@ class FrameSocket:
         on_end: Called once, when the connection has ended by itself or by `close`.
 
     Attributes:
-        sock: The socket.
         is_open: Whether frames are sent and received.
-        on_frame: Called with each frame that comes.
     """
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: OnEnd) -> None:
@@ -130,7 +128,6 @@ class FrameSocket:
             self._behind_reply += encode(frame)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         if self.is_open:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
@@ -149,12 +146,8 @@ class FrameSocket:
     # -- lending
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
-        """Lend the socket to another thread, and have the loop not watch it until `take_back`.
-
-        The worker must have answered all it was sent.
-
-        Args:
-            recall: Called by `recall_loan`; it must call `take_back`.
+        """Lend the socket to another thread, and have the loop not watch it until `take_back`,
+        which `recall` must call. The worker must have answered all it was sent.
 
         Returns:
             The socket; None if it cannot be lent.
@@ -168,16 +161,11 @@ class FrameSocket:
         return self.sock
 
     def recall_loan(self) -> None:
-        """Have the socket given back, if it is lent."""
         if self._recall is not None:
             self._recall()
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again.
-
-        Args:
-            unread: What was read from it meanwhile, and is still to be handled.
-        """
+        """Take the lent socket back, and read from it again, behind what was read meanwhile."""
         self._recall = None
         if not self.is_open or self._loop.is_closed():
             return
@@ -189,7 +177,6 @@ class FrameSocket:
     # -- hearing
 
     def read(self) -> bool:
-        """Read once, and report whether something came."""
         if not self.is_open:
             return False
         try:
@@ -227,11 +214,8 @@ class FrameSocket:
         return self._is_delivering or self.read()
 
     def close(self, why: str, error: Exception | None = None) -> None:
-        """End the connection and call `on_end`, unless that has been done.
-
-        Args:
-            why: What has happened, for the log.
-            error: The exception; None if it ended in good order.
+        """End the connection and call `on_end`, unless that has been done; without an error it has
+        ended in good order.
         """
         if self.is_open:
             on_end = self._on_end
@@ -239,7 +223,6 @@ class FrameSocket:
             on_end(why, error)
 
     def abandon(self) -> None:
-        """End the connection without a call; the loop may have ended."""
         if not self.is_open:
             return
         self.is_open = False
@@ -254,11 +237,9 @@ class FrameSocket:
     # -- inside
 
     def _has_begun_to_answer(self, frames: list[Frame]) -> bool:
-        """Report whether a reply is among the frames that have just come, or is on its way."""
         return self._reader.opening == FrameKind.REPLY or any(frame.kind == FrameKind.REPLY for frame in frames)
 
     def _write(self, buffers: list[Buffer]) -> None:
-        """Send a frame in as many pieces as it takes, behind those that wait."""
         if self._last_frame is not _LastFrame.UNREAD:
             self._last_frame = _LastFrame.IN_PIECES
         is_waiting = bool(self._unsent)
@@ -267,7 +248,6 @@ class FrameSocket:
             self._writable()
 
     def _writable(self) -> None:
-        """Send what waits, as far as the socket takes it."""
         unsent = self._unsent
         try:
             while unsent:

@@ -6,20 +6,21 @@ watching that worker's socket, and a caller's thread writes its request there an
 itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
 (`Batcher.lend`).
 
-For the core a worker that is lent is away, and all else goes on without it. Once something
-waits that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop
-takes it back (`Lending.recall`). A call under way is then made into what it would have been: a
-request in a batch that the worker has. From there it has its deadline, hang limit, crash and
-cancellation like any other. A call that takes long, or is answered by anything but a plain result,
-has the worker taken back for it, and so has the death of the worker.
+For the core a worker that is lent is away, and all else goes on without it. Once something waits
+that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop takes
+it back (`Lending.recall`). A call under way becomes a request in a batch that the worker has, with
+its deadline, hang limit, crash and cancellation like any other. A call that takes long (20 ms), or
+is answered by anything but a plain result, has the worker taken back for it, and so has the death
+of the worker.
 
 Nothing of the core is touched by callers' threads. They leave behind what has become of their
-calls, and the loop makes up the accounts, several calls at a time, and in any case before the
-core learns of what came later.
+calls, and the loop makes up the accounts, 32 calls at a time (`Core.lone_done`), and in any case
+before the core learns of what came later; `tests/engine/drive/test_lending.py` compares the books
+with those of the long way.
 
 No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
-wait for them. What caller and loop could both do is a token in a list or a dict, which one of
-them gets:
+wait for them. What caller and loop could both do is a token in a list or a dict, which one of them
+gets:
 
 * `Loan.slot` has room for one call; whoever puts something in first has it, and the loop's recall
   fills it for good;
@@ -33,11 +34,9 @@ Two wake-ups instead of four are 12 µs instead of 28 when nothing else runs, an
 110 µs of processor time. Eight lone calls in a row start a loan. Rejected: a loop that spins (it
 takes a core from the worker and saves one hop of four), and a lock around each turn of the loop
 (Ctrl-C would raise in the midst of the core's state, since signal handlers run in the main thread,
-which is mostly the caller's). The loop books 32 calls at a time (`Core.lone_done`);
-`tests/engine/drive/test_lending.py` compares the books with those of the long way. Ids of lone
-calls begin at 2**62. A call of more than 20 ms is taken over. Only services with one stage in
-processes lend, without `size=` or a journal, on systems with `pidfd` and `eventfd`, and where the
-policy lets lone requests go (`lone_slack_s`).
+which is mostly the caller's). Only services with one stage in processes lend, without `size=` or a
+journal, on systems with `pidfd` and `eventfd`, and where the policy lets lone requests go
+(`lone_slack_s`).
 """
 
 from __future__ import annotations
@@ -93,10 +92,8 @@ class LentCall:
     Attributes:
         request: What is asked; its caller is woken by the loop where that takes the call over.
         id: The id that the worker gets for the request, and for its batch; 0 until then.
-        began: When it was begun.
-        ended: When its answer was there.
-        busy_s: How long the worker spent on it.
-        waited_s: How long the worker had waited before.
+        began: When it was begun; `ended` is when its answer was there.
+        busy_s: How long the worker spent on it; before that it had waited for `waited_s`.
         outbox: The message, as long as nobody has taken it.
         sent: How many bytes of it were sent; empty until then.
         turn: How many bytes to receive at most, as long as nobody has begun to.
@@ -123,7 +120,6 @@ class _Bell:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def ring(self) -> None:
-        """Wake it; whoever waits later is woken at once."""
         os.eventfd_write(self.fd, 1)
 
     def __del__(self) -> None:
@@ -146,15 +142,11 @@ class Loan:
         place: Its place in the stage.
         ids: Of its calls.
         longest_s: After how long the loop is to take a call over.
-        post: Has something done on the loop.
-        settle: Makes up the accounts of the calls that are done.
-        recall: Takes the worker back.
+        post: Has something done on the loop, such as `settle`, which makes up the accounts of the
+            calls that are done, and `recall`, which takes the worker back.
         clock: Monotonic seconds.
 
     Attributes:
-        worker: The worker.
-        bell: As given.
-        place: Its place in the stage.
         is_over: Whether it has been taken back; it is set before the slot is looked at.
         slot: The call under way, with the key 0.
         done: Calls that were answered, and have not been accounted for.
@@ -194,10 +186,7 @@ class Loan:
         self._readable = [(sock.fileno(), select.POLLIN)]  # if not, the loan is over or the worker dead
 
     def run(self, request: Request) -> int:
-        """Have a request answered by the worker, if it is free, and report what has come of it.
-
-        Args:
-            request: Has a caller that the loop can wake.
+        """Have a request, whose caller the loop can wake, answered by the worker, if it is free.
 
         Returns:
             `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
@@ -225,7 +214,6 @@ class Loan:
         return ANSWERED
 
     def _has_sent(self, call: LentCall) -> bool:
-        """Send the request, unless the worker is being taken back or its socket takes nothing."""
         call.id = self._next_id()
         message = _message(call.request, call.id)
         if self.is_over:
@@ -243,7 +231,6 @@ class Loan:
         return True
 
     def _is_answered(self, call: LentCall) -> bool:
-        """Wait for the answer; return False if the loop is to see to it, or does already."""
         if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
             return False
         try:
@@ -261,21 +248,14 @@ class Loan:
 
 
 def _message(request: Request, id: int) -> bytes:
-    """Return the frame of a batch with this request alone, whose ids are the same."""
     formats, accepts = bytes((request.format,)), bytes((request.accept,))
     items = [request.item]
     return b"".join(encode(Frame(FrameKind.BATCH, id, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
 
 
 class Lending:
-    """Lends the worker of a service with one stage to callers' threads, and takes it back.
-
-    All methods are called on the loop.
-
-    Args:
-        driver: The service's; its `loan` is what callers find.
-        pool: The workers of its only stage.
-        post: Has something done on the loop.
+    """Lends the worker of a service with one stage to callers' threads, and takes it back, on the
+    loop. The driver's `loan` is what callers find.
     """
 
     def __init__(self, driver: Driver, pool: BatchPool, post: Post) -> None:
@@ -289,7 +269,6 @@ class Lending:
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done, and lend the worker if that is worth it."""
         n = len(todo.answer)
         if not n or self._driver.loan is not None:
             return
@@ -338,7 +317,6 @@ class Lending:
 
     @property
     def _is_slow(self) -> bool:
-        """Whether calls take so long that the loop is likely to take them over."""
         return self._batcher.times.usual_s > _SHARE * self._longest_s
 
     def settle(self) -> None:

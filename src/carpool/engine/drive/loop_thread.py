@@ -1,8 +1,8 @@
 """The loop's thread: one of its own, for programs that have none, and how long it works.
 
-Other threads post work to it and wait for results. Work that comes as the loop ends is not lost: it
-is done in the loop's thread after the loop has stopped or, later still, in the thread that brings
-it. It meets a stopped driver then, which answers at once.
+Other threads post work to it and wait for results. Work that comes as the loop ends is done in the
+loop's thread after the loop has stopped or, later still, in the thread that brings it. It meets a
+stopped driver then, which answers at once.
 
 The work of the thread that drives a core is measured ten times a second, for the views of policies.
 That is the time for which it is on a core and, where Linux says so, waits for one: where cores are
@@ -12,10 +12,7 @@ so time in which little has come teaches nothing.
 The core counts requests and batches. From several sums of both follow the two numbers, work for a
 request and for a batch besides, by the least squares of relative errors. Where batches have about
 one size for a while, sums say nothing of how the work divides. So it is taken to divide as for a
-service of a trivial model unless sums say otherwise.
-
-No request and no batch reads a clock for it. Processor time alone is too little: with half of a
-core, work takes twice as long.
+service of a trivial model unless sums say otherwise. No request and no batch reads a clock for it.
 """
 
 from __future__ import annotations
@@ -57,6 +54,7 @@ class LoopThread:
     Attributes:
         loop: The loop.
         ident: The thread's number.
+        is_stopping: Whether the loop ends: a task that is made now may never begin.
         is_parents: Whether this process is a child of the one whose loop it is.
     """
 
@@ -69,7 +67,7 @@ class LoopThread:
         self._mailbox = Mailbox()
 
         # the loop's life: stopping is written by its thread, the rest is read by others, too
-        self._is_stopping = False
+        self.is_stopping = False
         self._ended = threading.Event()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._last_beat = monotonic()
@@ -136,15 +134,10 @@ class LoopThread:
                 raise TimeoutError
         return future.result()
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the loop ends: a task that is made now may never begin."""
-        return self._is_stopping
-
     def stop(self) -> None:
         """End the loop after this turn, from its own thread. Further calls do nothing."""
-        if not self._is_stopping:
-            self._is_stopping = True
+        if not self.is_stopping:
+            self.is_stopping = True
             self.loop.stop()
 
     def wait_until_ended(self, silent_s: float) -> None:
@@ -168,7 +161,6 @@ class LoopThread:
     # -- inside
 
     def _wake(self) -> None:
-        """Have the loop do what has been posted."""
         try:
             self.loop.call_soon_threadsafe(self._do_posted)
         except RuntimeError:  # it has just ended, and has done what was posted
@@ -191,7 +183,7 @@ class LoopThread:
                 logger.exception("a task that was cancelled tried to end the service's loop")
 
     def _live(self) -> None:
-        while not self._is_stopping:
+        while not self.is_stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
@@ -247,7 +239,6 @@ def _do(posted: Sequence[Work]) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop where it is installed, else of asyncio."""
     fill_standard()
     try:
         import uvloop
@@ -281,12 +272,8 @@ class OwnWork:
         self._n = self._b = self._nn = self._nb = self._bb = 0.0
 
     def learn(self, worked_s: float, requests: int, batches: int) -> None:
-        """Learn from a sum.
-
-        Args:
-            worked_s: The seconds for which the coordinator has worked.
-            requests: How many requests have come in that time.
-            batches: How many batches have gone, at least one.
+        """Learn from a sum: for how many seconds the coordinator has worked, and for how many
+        requests and batches, of which there was one at least.
         """
         if worked_s <= 0.0:
             return

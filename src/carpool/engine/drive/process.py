@@ -1,4 +1,5 @@
-"""A worker process: started as a fresh interpreter, talked to over a socketpair, ended and reaped.
+"""A worker process: started as a fresh interpreter, talked to over a socketpair (`framesocket.py`),
+ended and reaped.
 
 It lives in a process group of its own. The socket is the only thing that it shares with this
 process, so a worker that is killed at any moment leaves nothing locked.
@@ -8,15 +9,13 @@ its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes
 `on_lost` is called when it is dead, or cannot be ended. How it came to be killed is no state but a
 note for the log (`_killed_because`, the first one counts).
 
-The connection itself is a `FrameSocket` (`framesocket.py`).
-
 One that loads while others serve has a lower priority, so that it takes no core from them. A
 process may always lower its priority, but it needs a permission to raise it again: a nice limit
 (`LimitNICE=+0` of systemd, `ulimit -e 20`) or CAP_SYS_NICE. Where there is none, nothing is
-lowered, since a worker would stay slow once it serves. Other ways were weighed. SCHED_IDLE needs
-the same permission. SCHED_BATCH needs none, but leaves a process that computes its whole share. A
-lower priority of the loading thread alone would be that of all threads which libraries start
-meanwhile, and could not be taken from them.
+lowered, since a worker would stay slow once it serves. SCHED_IDLE needs the same permission.
+SCHED_BATCH needs none, but leaves a process that computes its whole share. A lower priority of the
+loading thread alone would be that of all threads which libraries start meanwhile, and could not be
+taken from them.
 
 The lines that it prints are passed on, each with its name. Of a line that is written over and over
 (a carriage return and no newline: a progress bar), the last state is passed on, and one every ten
@@ -138,7 +137,6 @@ class WorkerProcess:
         sink: Where its output goes.
 
     Attributes:
-        broke_protocol: Whether it has sent what it must not send.
         send: Sends it a frame; the connection's own function, since it is called for each batch.
 
     Raises:
@@ -194,12 +192,10 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return f"pid {self._process.pid}"
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
@@ -210,11 +206,9 @@ class WorkerProcess:
         return None if self._pidfd is None else self._connection.lend(recall)
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again; see `FrameSocket.take_back`."""
         self._connection.take_back(unread)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         self._connection.close_input()
 
     @property
@@ -228,16 +222,10 @@ class WorkerProcess:
         return self._connection.has_unread_frame
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
         return self._connection.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Let a process that hangs write down where it stands, for a second, then kill it.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
-        """
+        """Let a process that hangs write down where it stands, for a second, then kill it."""
         self._connection.on_frame = on_frame
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -246,11 +234,7 @@ class WorkerProcess:
         self._kill_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Kill it and whatever it has started.
-
-        Args:
-            why: For the log.
-        """
+        """Kill it and whatever it has started."""
         if self._life is _Life.REAPED:
             return  # its id, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
@@ -259,7 +243,6 @@ class WorkerProcess:
                 end(self._process.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """End the process and let go of everything without the loop, which ends or has ended."""
         self.kill()
         if self._life is _Life.REAPED:
             return
@@ -277,7 +260,6 @@ class WorkerProcess:
                 stream.close()
 
     async def ended(self) -> None:
-        """Wait until the process is gone and reaped."""
         await asyncio.shield(self._ended)
 
     # -- inside
@@ -294,7 +276,6 @@ class WorkerProcess:
         )
 
     def _watch_end(self) -> None:
-        """Have the loop notice the end of the process."""
         with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._exited)
@@ -307,14 +288,12 @@ class WorkerProcess:
             self._pidfd = None
 
     def _exited(self) -> None:
-        """Read what the process wrote before it ended; then it is lost."""
         self._connection.recall_loan()
         while self._connection.read():
             pass
         self._connection.close("it ended")
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """See to it that the process ends, now that its connection has ended."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             self.kill(f"it was killed for what it sent: {error}")
@@ -375,7 +354,6 @@ def _setup_frame(launch: Launch, index: int) -> Frame:
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """Return our end of a new connection, which does not block, and the worker's."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -390,7 +368,6 @@ def _shown(name: str) -> bytes:
 
 
 def _cause(code: int | None, why: str) -> str:
-    """Describe how a process died, for the log."""
     if code is None:
         return f"{why}, and it could not be ended"
     if code < 0:
@@ -409,14 +386,7 @@ _STATE_EVERY_S = 10.0  # of a line that is written over
 
 
 class OutputLines:
-    """Reads one output stream of a worker without ever blocking.
-
-    Args:
-        stream: The worker's stdout or stderr.
-        worker: Its name.
-        is_error: Whether it is stderr.
-        sink: Gets the lines.
-    """
+    """Reads one output stream of a worker without ever blocking, and gives its lines to a sink."""
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
         self._stream = stream
@@ -440,7 +410,6 @@ class OutputLines:
                 self._pass_on(self._rest)
 
     def _readable(self) -> bool:
-        """Read once, and report whether something came."""
         if self._stream.closed:
             return False
         try:
@@ -465,7 +434,6 @@ class OutputLines:
         return True
 
     def _overwrite(self) -> None:
-        """Forget the states of the present line that have been written over."""
         *states, present = self._rest.split(b"\r")
         latest = next((state for state in reversed(states) if state), b"")
         self._rest = present or latest + b"\r"  # with nothing after it, it is what is seen
@@ -477,9 +445,5 @@ class OutputLines:
             self._pass_on(latest)
 
     def _pass_on(self, line: bytes) -> None:
-        self._sink(self._worker, self._is_error, _last_state(line).decode("utf-8", "replace"))
-
-
-def _last_state(line: bytes) -> bytes:
-    """Return what is seen in the end of a line that is written over."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+        state = line.rstrip(b"\r").rpartition(b"\r")[2]  # what is seen in the end of a line that is written over
+        self._sink(self._worker, self._is_error, state.decode("utf-8", "replace"))

@@ -42,11 +42,8 @@ MOST_WAITING: Final = 16 * 2**20
 
 
 class StreamWindow:
-    """How many requests of one stream may be inside at a time.
-
-    Args:
-        least: Enough to keep every worker busy.
-        most: For small items, so that several can travel together.
+    """How many requests of one stream may be inside at a time: at least enough to keep every worker
+    busy, and at most so many that small items can travel together.
 
     Attributes:
         limit: How many may be inside now. It begins with few, as nothing is known of their sizes.
@@ -69,7 +66,6 @@ class StreamWindow:
 
     @property
     def is_wide(self) -> bool:
-        """Whether as many may be inside as ever."""
         return self.limit == self._most
 
     def narrow(self, nbytes: int) -> None:
@@ -147,7 +143,6 @@ class AsyncStream:
                 self._driver.cancel(request)
 
     async def _wait_for_first(self) -> None:
-        """Wait until the first request is done; if there is none, until there is one or the end."""
         if self._requests:
             self._requests[0].caller = self._consumer  # only the answer of the first one wakes it
         elif self._has_input_ended:
@@ -176,7 +171,6 @@ class AsyncStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         n = len(self._requests)
         if n >= self._window.limit:
             return True
@@ -225,34 +219,13 @@ class _Shared:
         room: Set when there may be room, or the consumer has left. The feeder waits for it.
     """
 
-    __slots__ = (
-        "has_consumer_left",
-        "has_input_ended",
-        "heavy",
-        "input_error",
-        "is_feeder_waiting",
-        "is_submit_posted",
-        "n_bytes",
-        "n_read",
-        "n_taken",
-        "news",
-        "read",
-        "results",
-        "room",
-    )
-
     def __init__(self) -> None:
         self.heavy: deque[tuple[int, int]] = deque()
         self.read: deque[Any] = deque()
         self.results: deque[Any] = deque()
-        self.n_bytes = 0
-        self.n_read = 0
-        self.n_taken = 0
-        self.is_feeder_waiting = False
-        self.has_input_ended = False
+        self.n_bytes = self.n_read = self.n_taken = 0
+        self.is_feeder_waiting = self.has_input_ended = self.has_consumer_left = self.is_submit_posted = False
         self.input_error: BaseException | None = None
-        self.has_consumer_left = False
-        self.is_submit_posted = False
         self.news = threading.Event()
         self.room = threading.Event()
 
@@ -269,15 +242,7 @@ class ThreadStream:
        posted to it.
 
     Only items and results go from thread to thread, in bunches: the threads share one interpreter,
-    so what would cost most is to wake one another. But an item that could change is made a request
-    where it is read, so that an input may use one buffer again and again.
-
-    Args:
-        thread: The loop's.
-        driver: Takes the requests.
-        limit_s: Seconds that each item has to be answered.
-        window: How many requests may be inside at a time.
-        weigh: Writes on a request what its item counts for, if not 1.
+    so what would cost most is to wake one another. The other arguments are those of `AsyncStream`.
     """
 
     def __init__(
@@ -304,13 +269,7 @@ class ThreadStream:
     # -- the consumer's thread
 
     def run(self, xs: Iterable[Any], return_exceptions: bool, handle: object) -> Iterator[Any]:
-        """Yield the results, in order.
-
-        Args:
-            xs: The input.
-            return_exceptions: Whether errors of items are yielded instead of raised.
-            handle: Of the service; kept until the end, since it would close if it were collected.
-        """
+        """Yield the results, in order; the arguments are those of `AsyncStream.run`."""
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
         shared = self._shared
@@ -397,7 +356,6 @@ class ThreadStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         shared = self._shared
         if shared.n_read - shared.n_taken >= self._window.limit:
             return True
@@ -431,7 +389,6 @@ class ThreadStream:
         self._harvest()
 
     def _harvest(self) -> None:
-        """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
         n, nbytes = len(requests), 0
         while requests and requests[0].state == DONE:
@@ -456,7 +413,6 @@ class ThreadStream:
             self._shared.news.set()
 
     def _note_harvest(self, n: int, nbytes: int) -> None:
-        """Let as many in as the size of the last results allows."""
         window, shared = self._window, self._shared
         window.note_answers(n, nbytes)
         if window.is_heavy and not shared.heavy:
@@ -472,11 +428,7 @@ class ThreadStream:
 
 
 class _Raised:
-    """An item's error, in its place among the results.
-
-    Attributes:
-        error: What the consumer raises or yields.
-    """
+    """An item's error, in its place among the results."""
 
     __slots__ = ("error",)
 
@@ -501,13 +453,11 @@ def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) ->
 
 
 def _answer_bytes(request: Request) -> int:
-    """Return how many bytes an answer holds that is there, as far as it matters."""
     result = request.result
     return 0 if type(result) in SCALARS else size_of(result)  # type: ignore[arg-type]
 
 
 def _outcome(request: Request) -> Any:
-    """Return the result of a request that is done, or its error as a value."""
     if request.error is not None:
         return error_of(request)
     try:

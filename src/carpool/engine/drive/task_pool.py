@@ -71,13 +71,11 @@ class TaskPool:
         """Do nothing: no batch is ever given up, since there is no limit on its time."""
 
     async def stop(self, grace_s: float) -> None:
-        """End what still runs."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
-        """Run a batch, and answer its requests whatever the function raises."""
         try:
             await _until_run()
         except asyncio.CancelledError as error:  # before its first step, which a coroutine would not notice
@@ -109,7 +107,6 @@ class TaskPool:
         self._driver.completed(reply)
 
     def _drivers_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
-        """Return the drivers whose batches wait for a batch of these requests, its own included."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here
@@ -138,12 +135,11 @@ class AwaitedRequest(Request):
 
     To its task it is a future, with as much of one as a task asks for. With futures the loop would
     have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
-    batch in one. It is awaited only until it is done: the answer is its `result` or its `error`.
+    batch in one. It is awaited only until it is done.
 
     Attributes:
-        wakeup: Wakes the task that awaits it; None where none does, which is to be set before the
-            request is submitted.
-        context: That of this task.
+        wakeup: Wakes the task that awaits it, in its `context`; None where none does, which is to
+            be set before the request is submitted.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_loop", "context", "wakeup")
@@ -156,20 +152,17 @@ class AwaitedRequest(Request):
     _asyncio_future_blocking: bool
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait until the request is done."""
         if self.state != DONE:
             self._asyncio_future_blocking = True
             yield self
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no task waits for its answer any more."""
         return self.state == DONE or self._loop is None
 
     # -- what its task calls
 
     def add_done_callback(self, wakeup: Callable[[Any], object], *, context: contextvars.Context) -> None:
-        """Note how to wake the task."""
         self.wakeup = wakeup
         self.context = context
 
@@ -219,7 +212,6 @@ class TaskDriver(Driver):
         self._done.set_result(None)
 
     def _deliver(self, requests: Sequence[Request]) -> None:
-        """Wake the tasks that wait for these requests, in the next turn of the loop."""
         try:
             self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # no others come
         except RuntimeError:

@@ -5,9 +5,8 @@ decisions. All events of one moment are delivered before anything is decided, as
 real loop; arrivals that are known to come in order are drawn one by one from a feed and never enter
 the heap. What a real driver adds, the way to a worker and the turn of its loop, are two numbers.
 
-A worker of a stage of steps steps its set as a real one does. The user's function makes the parts
-of an item; starting and stepping take the seconds that the costs say. Between two steps the worker
-reads the orders that have come, and it waits for one only if it has stopped.
+A worker of a stage of steps reads orders between two steps as a real one does; starting and
+stepping take the seconds that the costs say.
 """
 
 from __future__ import annotations
@@ -60,13 +59,8 @@ class StepCosts(NamedTuple):
 
 
 class _State:
-    """One stream in a worker.
-
-    Attributes:
-        request: The request.
-        parts: Those that are still to come.
-        following: The next part; None at the end.
-        collected: The parts so far of one that is collected.
+    """One stream in a worker: the parts that are still to come, the next of them, and those so far
+    of one that is collected.
     """
 
     __slots__ = ("collected", "following", "parts", "request")
@@ -100,14 +94,7 @@ _END = object()
 
 
 class VirtualStepWorker:
-    """One worker of a stage of steps.
-
-    Args:
-        stage: The position of its stage.
-        place: Its own position in the stage.
-        costs: What starting and stepping take, and what is answered.
-        at: Has an event happen at a time.
-        report: Takes its reports.
+    """One worker of a stage of steps, which has events happen by `at`.
 
     Attributes:
         steps: How many steps it has made.
@@ -138,17 +125,14 @@ class VirtualStepWorker:
         self._is_lost = False
 
     def take(self, now: float, order: Order) -> None:
-        """Take an order, which is followed at the next boundary."""
         self._orders.append(order)
         if not self._is_busy:
             self._go_on(now)
 
     def lose(self) -> None:
-        """Die, with all that has not been reported."""
         self._is_lost = True
 
     def _go_on(self, now: float) -> None:
-        """Follow the orders that are there, and begin a step."""
         length = joined = 0
         while self._orders:
             order = self._orders.popleft()
@@ -162,7 +146,6 @@ class VirtualStepWorker:
         self._at(ends_at, lambda: self._end_step(ends_at, step_s, length, start_s))
 
     def _follow(self, order: Order) -> int:
-        """Do what an order says, and return the length of what it has started."""
         states, resting = self._states, self._resting
         self._seen, self._stop_when = order.number, order.stop_when
         for id in order.leave:
@@ -180,7 +163,6 @@ class VirtualStepWorker:
         return length
 
     def _end_step(self, now: float, step_s: float, length: int, start_s: float) -> None:
-        """Report a step, and go on if the last order allows for it."""
         if self._is_lost:
             return
         states = self._states
@@ -325,17 +307,13 @@ class VirtualDriver:
             timeout_s: How long it may take.
             attributes: Set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
         """
-        request = Request(item, self.clock.now + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, self.clock.now + timeout_s, attributes)
         self.enter(request)
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
         """Have a new request arrive at `when`, and return it."""
-        request = Request(item, when + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, when + timeout_s, attributes)
         self.at(when, lambda: self.enter(request))
         return request
 
@@ -379,7 +357,6 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Make a worker that was added ready, unless it is to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
@@ -413,7 +390,6 @@ class VirtualDriver:
             clock.advance_to(until)
 
     def _make_ready(self, stage: int, place: int) -> None:
-        """Add a worker that can take batches, or orders."""
         if isinstance(self.core.crews[stage], Stepper):
             self._stage_of_steps = stage
             if self._steps is None:
@@ -422,7 +398,6 @@ class VirtualDriver:
         self.core.worker_ready(stage, place)
 
     def _reported(self, report: SetReport) -> None:
-        """Pass on what a worker of steps says; one that has stopped gets its order at once."""
         self.core.reported(self.clock.now, report)
         self._notice()
         if report.stopped and self._turn_s:
@@ -432,14 +407,12 @@ class VirtualDriver:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
-        """Have the core polled when this turn ends, since something has happened."""
         self._has_news = True
         end = self.clock.now + self._turn_s
         if end < self._wake_at:
             self._wake_at = end
 
     def _draw(self, until: float) -> None:
-        """Have the requests of the feed up to a moment arrive."""
         arrivals, feed = self._arrivals, self._feed
         while self._next is not None and self._next_at <= until:
             arrivals.append(self._next)
@@ -512,8 +485,14 @@ class VirtualDriver:
             self._poll(self.clock.now)
 
 
+def _made(item: Any, deadline: float, attributes: Mapping[str, Any]) -> Request:
+    request = Request(item, deadline)
+    for name, value in attributes.items():
+        setattr(request, name, value)
+    return request
+
+
 def _shown(error: BaseException) -> CarpoolError:
-    """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
     shown = ModelError(named_text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))

@@ -147,13 +147,7 @@ class _Search:
         self._known: dict[int, tuple[Any, _Fields | None]] = {}
 
     def search(self, value: Any, kind: Any, at: list[int | str]) -> None:
-        """Find the faults of a part of the item, if it has any.
-
-        Args:
-            value: The part.
-            kind: The type that it should have.
-            at: The path to it.
-        """
+        """Find the faults of a part of the item, if it has any."""
         failure = self._failure(value, kind)
         if failure is None:
             return
@@ -175,7 +169,6 @@ class _Search:
         return None
 
     def _search_inside(self, value: Any, kind: Any, at: list[int | str], failure: msgspec.ValidationError) -> None:
-        """Search the items of a list, or the values and names of an object."""
         origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
         if isinstance(value, list):
             if origin is tuple and args[1:] != (...,):
@@ -230,14 +223,12 @@ class _Search:
         return meant[0] if len(meant) == 1 else None
 
     def _is_for_object(self, value: Any, kind: Any) -> bool:
-        """Report whether a member of a union is a type of objects, and tagged as this one is."""
         if (typing.get_origin(kind) or kind) in _DICTS:
             return True
         known = self._fields(kind) if isinstance(value, dict) else None
         return known is not None and known.tag_fits(value)
 
     def _check_names(self, value: dict[Any, Any], known: _Fields, at: list[int | str]) -> None:
-        """Report the fields of an object that are missing or unknown."""
         for name, field in known.fields.items():
             if field.required and name not in value:
                 text = f"Object missing required field `{name}`"
@@ -249,7 +240,6 @@ class _Search:
                     self._add({"loc": [*at, name], "msg": text, "type": "unknown_field"})
 
     def _check_key(self, key: Any, kind: Any, at: list[int | str]) -> None:
-        """Report a key of a dict that does not fit the type of its keys."""
         failure = None if kind in (str, Any) else self._failure({key: None}, dict[kind, Any])
         if failure is not None:
             for each in first_of(failure, []):

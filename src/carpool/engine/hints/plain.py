@@ -131,7 +131,6 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _of_numpy(value: Any) -> Any:
-    """Return an array or a scalar of numpy as builtins."""
     dtype = value.dtype
     if dtype.names is not None:
         columns = [_of_numpy(value[name]) for name in dtype.names]

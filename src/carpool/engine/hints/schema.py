@@ -320,13 +320,6 @@ def _writer(
     and takes less time than inspecting the object, because the reader is compiled once. Objects
     that msgspec cannot read (pydantic models, arrays) fit, too, if they are of the type that the
     hint names: their library has checked them, and may not read what it writes.
-
-    Args:
-        encode: Writes a result.
-        read: Reads what was written.
-        kind: The type of results.
-        what: What is written, for the text.
-        writes_nan_as_null: Whether NaN is written as null, and is to be refused.
     """
     write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
     if kind is Any:
@@ -359,8 +352,6 @@ def _writer(
 
 
 def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: bool) -> Callable[[Any], bytes]:
-    """Make a function that writes results of any type; see `_writer`."""
-
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
@@ -425,12 +416,10 @@ def _holds_nan(value: Any) -> bool:
 
 
 def _kinds_in(kind: Any) -> set[type]:
-    """Return which of msgspec's kinds of types occur in a type."""
     return {type(info) for info in _parts_of(kind)}
 
 
 def _parts_of(kind: Any) -> list[Any]:
-    """Return msgspec's description of a type and of all types and fields inside it."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -486,7 +475,6 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """Convert a part of an item to a type that msgspec cannot read."""
     if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):
@@ -519,12 +507,6 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
 
 def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
     """Make a pydantic model of a part of an item.
-
-    Args:
-        validate: A method of the model's class.
-        form: The part, in the form that `validate` takes.
-        kind: The model's class.
-        value: The part, made of builtins.
 
     Raises:
         ValueError: The part does not fit.
@@ -564,13 +546,11 @@ def _problems(error: ValueError) -> list[dict[str, Any]]:
 
 
 def _in_one_line(problem: dict[str, Any]) -> str:
-    """Return pydantic's description of a fault in one line, with the path of the field."""
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
     return f"{problem['msg']} - at `${path}`"
 
 
 def _to_array(kind: Any, value: Any) -> Any:
-    """Make a numpy array, of the dtype that the hint names, of nested lists of numbers."""
     import numpy as np
 
     array = as_array(value)  # ragged lists raise ValueError here

@@ -66,7 +66,6 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
 
 
 def _graph(picture: Picture, stats: Stats) -> dict[str, Any]:
-    """Return how a graph is drawn, with what is known of each place."""
     return {
         "width": picture.width,
         "height": picture.height,
@@ -121,7 +120,6 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
 
 
 def _decision(stage: StageStats, why: dict[str, Any]) -> str:
-    """Say why the last batch of a stage went, or why none goes."""
     if stage.roster is not None and stage.roster.failed:
         return "it has failed, so no batch goes any more"
     if "rule" in why and not stage.batch_sizes:
@@ -130,7 +128,6 @@ def _decision(stage: StageStats, why: dict[str, Any]) -> str:
 
 
 def _worker(place: int, stage: StageStats, record: PlaceRecord) -> dict[str, Any]:
-    """Return the figures of a worker, and where it runs if it has joined from somewhere else."""
     name = stage.worker_name(place)
     found = {"place": place, "name": name, "state": str(record.state), "restarts": max(0, record.starts - 1)}
     if (hello := stage.elsewhere.get(place)) is not None:
@@ -155,7 +152,6 @@ def _histogram(durations: Durations) -> dict[str, Any]:
 
 
 def _cost(policy: Any) -> dict[str, Any] | None:
-    """Return the curve that a policy has learned, and the points that it was learned from."""
     cost = getattr(policy, "cost", None)
     if not isinstance(cost, CostModel) or not cost.samples:
         return None
@@ -184,7 +180,6 @@ def in_words(why: dict[str, Any], queued: int) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Report whether JSON can say a value, which a policy of the user's may have made."""
     if type(value) is float:
         return -inf < value < inf
     if type(value) is int:
@@ -220,12 +215,10 @@ def problems(
 
 
 def _by_run(figures: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """Return the services of some figures by their runs."""
     return {} if figures is None else {service["run"]: service for service in figures["services"]}
 
 
 def _counts(before: dict[str, Any], now: dict[str, Any]) -> dict[str, int]:
-    """Return what became of the latest requests of a service."""
     return {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
 
 
@@ -236,7 +229,6 @@ def _hurts(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def _died(before: dict[str, Any], now: dict[str, Any]) -> int:
-    """Return how many workers of a stage have died lately."""
     return int(now.get("restarts", 0) - before.get("restarts", 0))
 
 
@@ -301,7 +293,6 @@ def _is_lost(worker: dict[str, Any]) -> bool:
 
 
 def _of_traffic(before: dict[str, Any], now: dict[str, Any], *, lacks_workers: bool) -> list[tuple[int, str, str]]:
-    """Return what is wrong with what became of the latest requests."""
     model = now["name"]
     counts = _counts(before, now)
     total = sum(counts.values())
@@ -338,7 +329,6 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any], *, lacks_workers: b
 
 
 def _share(part: int, whole: int) -> str:
-    """Return a share in percent, as people say it."""
     percent = 100 * part / whole
     return f"{percent:.0f} %" if percent >= 1 else "Less than 1 %"
 
@@ -369,7 +359,6 @@ class PastFigures:
         self._latest: deque[dict[str, Any]] = deque()  # those of the last minute, whole
 
     def note(self, figures: dict[str, Any]) -> None:
-        """Keep the figures of now."""
         now = figures["time"]
         sample = msgspec.json.encode({"time": now, "services": [_slim(each) for each in figures["services"]]})
         self._samples.append((now, sample))
@@ -394,6 +383,5 @@ class PastFigures:
 
 
 def _slim(service: dict[str, Any]) -> dict[str, Any]:
-    """Return of the figures of a service what is shown over time."""
     stages = [{name: stage[name] for name in _OF_A_STAGE} for stage in service["stages"]]
     return {**{name: service[name] for name in _OF_A_SERVICE}, "stages": stages}

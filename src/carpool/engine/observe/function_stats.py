@@ -183,13 +183,11 @@ class _FunctionStage(StageStats):
     counts: CallCounts
 
     def started(self, batch: Batch) -> None:
-        """Count a batch, and log its reason if it is another one than the last."""
         if batch.reason != self._last_reason:
             self._log_reason(batch)
         self.counts.ran(batch)
 
     def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
-        """Count the seconds of a batch."""
         self.counts.compute_s += busy_s
 
 

@@ -105,18 +105,15 @@ class _ThroughOutlet(logging.Handler):
         self._outlet = Outlet(lambda: sys.stderr, self._as_line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; errors in doing so are handled as `logging` handles them."""
         try:
             self._outlet.write(self.format(record))
         except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment for all lines to be written."""
         self._outlet.flush()
 
     def _as_line(self, text: str) -> str:
-        """Return a text of ours as a line of the log."""
         return self.format(logging.LogRecord("carpool", logging.WARNING, "", 0, text, None, None))
 
 
@@ -163,7 +160,6 @@ def worker_line(worker: str, is_error: bool, line: str) -> None:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return the message, with its traceback if there is one, cut to a bearable length."""
     text = record.getMessage()
     if record.exc_info:
         text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"

@@ -82,12 +82,10 @@ class OwnMetricsOfWorkers(Collector):
         self._has_own_stages = has_own_stages
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the user's metrics."""
         here = _of_this_process()
         all_ = _Found(here, [], []) if self._has_own_stages else _Found([], [], here)
         for path, pid, families in read_all(self.folder):
@@ -113,7 +111,6 @@ class OwnMetricsOfWorkers(Collector):
 
 
 def _of_this_process() -> list[Family]:
-    """Return the user's metrics of stages that run in this process."""
     try:
         return families_of(REGISTRY)
     except BaseException as error:  # collectors are the user's, and other metrics are wanted all the same
@@ -151,7 +148,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _merged(found: _Found) -> Iterator[Metric]:
-    """Yield one metric of several processes, unless it is of those that have ended only."""
     kind = (found.living or found.imported or found.past)[0].kind
     now = found.living or found.imported
     counted = now if kind in OF_NOW else [*found.living, *found.past, *found.imported]
@@ -179,5 +175,4 @@ def _merged(found: _Found) -> Iterator[Metric]:
 
 
 def _common_bounds(families: list[Family]) -> frozenset[str]:
-    """Return the bounds that all of these have which have any."""
     return frozenset.intersection(*([family.bounds for family in families if family.bounds] or [frozenset()]))

@@ -102,7 +102,6 @@ class Picture:
 
 
 def picture(graph: Graph) -> Picture:
-    """Return the picture of a graph."""
     found = Picture()
     line = _line(graph.start)
     found.height = _height(line)
@@ -116,7 +115,6 @@ def picture(graph: Graph) -> Picture:
 
 
 def places(graph: Graph) -> dict[Node, PlaceInGraph]:
-    """Return where each place of a graph is."""
     found: dict[Node, PlaceInGraph] = {}
     counts: dict[str, int] = {}
     for node, inside in _walk(_line(graph.start), (), count()):
@@ -141,7 +139,6 @@ def _line(after: After, stop: After = None) -> _Line:
 
 
 def _branches(block: Fork | Each | Switch) -> list[tuple[str, _Line]]:
-    """Return the branches of a block, with their names."""
     if isinstance(block, Fork):
         names = block.names or [str(i) for i in range(len(block.branches))]
         return [(name, _line(branch, JOIN)) for name, branch in zip(names, block.branches, strict=True)]

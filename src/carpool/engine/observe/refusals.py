@@ -95,7 +95,6 @@ class Summary(NamedTuple):
     period_s: float | None
 
     def __str__(self) -> str:
-        """Say it in words."""
         reason = self.reason
         period = "" if self.period_s is None else f" in the last {max(self.period_s, 1):.0f} s"
         status = f" ({reason.status})" if reason.status else ""
@@ -135,7 +134,6 @@ class Refusals:
             self._note(_WENT_ON, streams)
 
     def _note(self, reason: Reason, times: int = 1) -> None:
-        """Count a reason, and have a line about it."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER

@@ -128,11 +128,9 @@ class ServiceSnapshot:
         return as_html(self._summary(), _rows(self.stages), self._lines())
 
     def _lines(self) -> list[str]:
-        """Return what stands below the table."""
         return [*([] if self.streams is None else self.streams.lines), *_notes(self.stages)]
 
     def _summary(self) -> str:
-        """Return what became of the requests, in one line."""
         parts = [f"{self.outcomes['ok']:,} ok"]
         parts += [self._told(name, n) for name, n in self.outcomes.items() if n and name != "ok"]
         parts.append(f"{self.in_flight:,} in flight")
@@ -164,7 +162,6 @@ def _rows(stages: Sequence[StageSnapshot]) -> list[Row]:
 
 
 def _notes(stages: Sequence[StageSnapshot]) -> list[str]:
-    """Return a line for each stage in which something went wrong."""
     notes = []
     for stage in stages:
         troubles = [
@@ -247,7 +244,7 @@ class StreamStats:
         for request, _ in parts:
             stream = request.stream
             assert stream is not None
-            came = stream.heard
+            came = stream.part_at
             gap_s = came - stream.last_at
             stream.last_at = came
             if gap_s > stream.longest_gap_s:
@@ -325,7 +322,6 @@ class StreamStats:
         return sum([request.stream is not None and request.stream.is_paused for each in sets for request in each])
 
     def snapshot(self) -> StreamSnapshot:
-        """Return a copy of the numbers."""
         stepper = self.stepper
         ended = sum(self.ends.values()) - self.ends["invalid"] - self.ends["cancelled"]
         return StreamSnapshot(
@@ -474,7 +470,6 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
         return sum(self.counts)
 
     @property

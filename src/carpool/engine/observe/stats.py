@@ -84,7 +84,6 @@ class StageStats:
             counts and times, however many of them travel to the worker together.
 
     Attributes:
-        name: The name of the stage.
         crew: That of the stage, which keeps some counts itself.
         roster: The roster of the stage's workers, if it has one.
         batch_sizes: How many calls of the model had each size.
@@ -215,7 +214,6 @@ class StageStats:
         self.out_of_memory += any(each.out_of_memory for each in trouble)
 
     def _count_places(self, now: float, requests: Sequence[Request]) -> None:
-        """Count how long requests waited at their places."""
         for request in requests:
             if (waited := self.waited.get(request.node)) is not None:  # else it has ended meanwhile
                 waited.add(now - request.arrived)
@@ -244,7 +242,6 @@ class StageStats:
         return None if limit == inf else int(limit)
 
     def _log_reason(self, batch: Batch) -> None:
-        """Note that a batch goes for another reason than the last one, and log why now and then."""
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
@@ -352,9 +349,6 @@ class Stats:
         part_slo_s: The SLO between the parts of an answer in seconds, if there is one.
 
     Attributes:
-        name: The name of the service.
-        core: The core with the requests to count.
-        slo_s: The SLO in seconds, if there is one.
         streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
         overloads: How many requests ended as `overloaded` for each of `OVERLOAD_REASONS`.
@@ -421,7 +415,6 @@ class Stats:
                     self.refused(request.error)
 
     def _streams_answered(self, streams: StreamStats, requests: Sequence[Request], now: float) -> None:
-        """Count the ends of requests of a service that answers in parts."""
         for request in requests:
             error, stream = request.error, request.stream
             if error is None:
@@ -442,7 +435,6 @@ class Stats:
         self.refusals.count(error)
 
     def _note_outcome(self, error: Exception) -> str:
-        """Count a request by what became of it, and return that."""
         outcome = outcome_of(error)
         self.outcomes[outcome] += 1
         if outcome == "overloaded":
@@ -536,14 +528,12 @@ class Counted:
                     numbers[series] = numbers.get(series, 0.0) + sample.value
 
     def families(self) -> list[Family]:
-        """Return the sums."""
         return [
             Family(name, text, kind, [OwnSample(n, dict(labels), value) for (n, labels), value in numbers.items()])
             for ((name, kind, _), numbers), text in zip(self._numbers.items(), self._texts.values(), strict=True)
         ]
 
     def _has_room(self, text: int) -> bool:
-        """Take room for a series, and report whether there was any."""
         cost = _PER_SERIES + text
         if cost > self._left:
             if not self._is_full:

@@ -383,7 +383,6 @@ class FrameReader:
 
     @property
     def idle(self) -> bool:
-        """Report whether no frame is half received."""
         return self._body is None and self._start == self._end
 
     @property
@@ -437,7 +436,6 @@ class FrameReader:
         return frames
 
     def _fill(self, body: _Body) -> Frame | None:
-        """Go on with a body; return the frame once it is complete."""
         missing = body.missing
         body.fill(self._view[self._start : self._end])
         self._start += missing - body.missing
@@ -614,7 +612,6 @@ class _Body:
         return len(self.rest) >= LARGE
 
     def fill(self, data: memoryview) -> None:
-        """Copy received bytes into place, as many as belong to this body."""
         if self.header.no_memory:
             self.missing -= min(self.missing, len(data))
             return
@@ -626,7 +623,6 @@ class _Body:
             self.advance(n)
 
     def advance(self, n: int) -> None:
-        """Take note that `n` more bytes are in place."""
         self.missing -= n
         self.rest = self.rest[n:]
         if not self.rest:
@@ -684,7 +680,6 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
 
 
 def _can_be_block(kind: int, block: int, n: int, m: int) -> bool:
-    """Report whether a frame can have a block of a kind, by its numbers of items and buffers."""
     if block == _SCALARS:
         return m == 1 < n and kind in _HAVE_SCALARS
     return m == 2 <= n and (block == _ARRAYS or kind == FrameKind.PARTS)

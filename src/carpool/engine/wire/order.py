@@ -227,7 +227,6 @@ def split_kept(payload: Payload, n: int) -> tuple[Payload, Payload]:
 
 
 def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
-    """Return the first item of a frame. Raises FrameError."""
     if frame.kind != kind or not frame.payloads or frame.ids[0] != 0:
         raise FrameError(f"a {frame.kind.name} frame instead of {kind.name}, or one without a first item")
     try:

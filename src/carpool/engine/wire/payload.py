@@ -141,7 +141,6 @@ def dump(value: Any) -> Payload:
 
 
 def _packed_array(array: arrays.Array) -> Payload | None:
-    """Return a small array as a head and its elements; None if it must be pickled."""
     if array.nbytes >= LARGE:
         return None  # its memory travels as it is, uncopied
     head = arrays.head_of(array, array.shape)
@@ -412,7 +411,6 @@ class _File:
         self._left = longest
 
     def write(self, data: Any) -> int:
-        """Take the next part of a pickle."""
         part = bytes(data)
         self._left -= len(part)
         if self._left < 0:
@@ -443,7 +441,6 @@ class _Pickler(pickle.Pickler):
 
 
 def _holds_more(torch: Any, x: Any) -> bool:
-    """Report whether the memory of a tensor holds more than its elements."""
     if x.layout is not torch.strided or x.is_nested or x.device.type == "meta":
         return False
     along = [(n, stride) for n, stride in zip(x.shape, x.stride(), strict=True) if stride]
@@ -466,7 +463,6 @@ def own_tensor(torch: Any, x: Any) -> Any:
 
 
 def _own_array(arrow: Any, x: Any) -> Any:
-    """Return an array of pyarrow like `x`, in memory that holds nothing else."""
     if str(x.type) in _VIEWS:  # older versions do not count their bytes
         return x.cast(f"large_{str(x.type).removesuffix('_view')}").cast(x.type)
     if (

@@ -202,7 +202,6 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def sendmsg(self, buffers: Sequence[Any], *more: Any) -> int:  # type: ignore[override]
-        """Write some of the first of several buffers, and return how much that was."""
         return self.send(buffers[0])
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
