@@ -33,12 +33,8 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Tally:
-    """The answers that the clients got.
-
-    Attributes:
-        answers: The answers, by the index of the image.
-        latencies_s: The latencies of the answers, in seconds.
-        failures: Status and body of each response that was not an answer.
+    """The answers that the clients got, by the index of the image, with their latencies, and status
+    and body of each response that was none.
     """
 
     answers: dict[int, list[int]] = field(default_factory=dict)
@@ -47,7 +43,6 @@ class Tally:
 
 
 def run(console: Console) -> int:
-    """Run the demo and return the exit status of the process."""
     name = _example()
     digits = importlib.import_module(name)
     _, _, images, labels = digits.halves()
@@ -120,7 +115,6 @@ def _send(
     lock: threading.Lock,
     advance: Callable[[], None],
 ) -> None:
-    """Send bodies over one connection, as one of the clients, until there are no more jobs."""
     connection = http.client.HTTPConnection(host, port)
     while True:
         with lock:
@@ -157,7 +151,6 @@ def _batch_sizes(host: str, port: int) -> tuple[int, int]:
 def _report(
     console: Console, tally: Tally, took_s: float, sizes: tuple[int, int], alone: list[int], labels: list[int]
 ) -> int:
-    """Print the figures and return the exit status."""
     answers = [(i, answer) for i, given in tally.answers.items() for answer in given]
     right = sum(answer == labels[i] for i, answer in answers)
     different = sum(answer != alone[i] for i, answer in answers)

@@ -149,11 +149,8 @@ def _in_short(stage: Stage) -> str:
 
 
 def as_mermaid(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
-    """Return a flowchart of Mermaid.
-
-    Args:
-        service: The service.
-        notes: A line about each stage, by its name; without it, how the stages are declared.
+    """Return a flowchart of Mermaid; `notes` are lines about each stage, in the place of how it is
+    declared.
     """
     drawn, notes = _drawn(service, notes)
     lines = ["flowchart LR"]
@@ -171,7 +168,7 @@ def as_mermaid(service: Declaration, notes: Mapping[str, str] | None = None) -> 
 
 
 def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
-    """Return a picture; see `as_mermaid` for the arguments."""
+    """Return a picture; see `as_mermaid`."""
     drawn, notes = _drawn(service, notes)
     width, height = 2 * _MARGIN + _COLUMN * drawn.width, 2 * _MARGIN + _ROW * drawn.height
     lines = [
@@ -199,7 +196,6 @@ def _text_of(dot: Dot, notes: Mapping[str, str]) -> list[str]:
 
 
 def _line(edge: Edge, drawn: Picture) -> list[str]:
-    """Return a line of a picture, which bends near its dots, and its name."""
     begins, ends = drawn.dots[edge.begins], drawn.dots[edge.ends]
     (x, y), (right, low) = _at(begins), _at(ends)
     x, right = x + _width(begins) / 2, right - _width(ends) / 2

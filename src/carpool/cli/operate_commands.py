@@ -2,7 +2,7 @@
 `health`.
 
 Those that change it send an order to its admin routes (`http/admin.py`) and wait until it has been
-carried out. `carpool health` asks whether it is ready, for probes that run a command.
+carried out.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def remove(name: str, /, url: str | None = None, *, key_file: Path | None = None
 
 
 def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Send an order, and return the answer of the server; exit if it was not carried out."""
+    """Send an order, and return the answer; exit if it was not carried out."""
     url = server_url(url)
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
@@ -250,7 +250,6 @@ def health(
 
 
 def _question(model: str | None, *, live: bool) -> tuple[str, str]:
-    """Return the wanted state of a server, and the path at which it reports that."""
     if live:
         return "live", "/livez"
     if model is None:

@@ -91,7 +91,6 @@ def profile(
 
 
 def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:
-    """Measure the service, with a progress bar if stderr is a terminal."""
     console = Console(stderr=True)
     with Progress(*_COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(service.stages[0].name)
@@ -124,10 +123,8 @@ MeasuringProgress = Callable[[str, int, int], None]
 
 
 class _Noting(Greedy):
-    """Sends all that waits, and notes the seconds of each batch.
-
-    Attributes:
-        batches: The number of requests and the seconds of each batch that went well.
+    """Sends all that waits, and notes the number of requests and the seconds of each batch that
+    went well.
     """
 
     def __init__(self) -> None:
@@ -148,12 +145,10 @@ async def profiled(
     """Return the costs of the batches of each stage, first to last.
 
     Args:
-        service: The service that is measured. The first stage gets its model's examples, and each
-            later one what comes to it of them.
         runs: How many batches of each size are timed; the median counts.
-        most_s: The longest time for one size, in seconds, once it has been timed three times.
-        threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or
-            the environment does not say so.
+        most_s: The longest time for one size, once it has been timed three times.
+        threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or the
+            environment does not say so.
         progress: Called before each size.
 
     Raises:
@@ -185,12 +180,7 @@ class _Went(NamedTuple):
 
 
 class _Profiler:
-    """Has examples go through a graph, stage by stage, and measures each stage when they first come
-    to it.
-
-    Attributes:
-        costs: The costs of the batches of each stage, by its name.
-    """
+    """Has examples go through a graph, and measures each stage when they first come to it."""
 
     def __init__(
         self, last: object, runs: int, most_s: float, threads: int, progress: MeasuringProgress | None
@@ -309,7 +299,6 @@ def sizes_of(stage: Stage) -> list[int]:
 
 
 def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | None) -> Service:
-    """Return a service of one stage with one worker."""
     settings: dict[str, Any] = {"workers": 1, "cpus": stage.cpus[0] if stage.cpus else None}
     if stage.max_batch_size is not None:
         settings["policy"] = noting
@@ -327,7 +316,7 @@ def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | N
 
 
 def _noted(name: str | None) -> Stage:
-    """Return a stage in this process that notes which branch results have taken."""
+    """Return a stage in this process that notes the branches of results."""
 
     def went(value: Any) -> Any:
         return _Went(name, value)

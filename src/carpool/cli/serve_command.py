@@ -88,7 +88,6 @@ def serve(
 
 
 def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
-    """Make the server, or exit with an error."""
     try:
         from carpool.http.serve import check_port, new_server
 
@@ -106,7 +105,7 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
 
 
 def _run_until_stopped(server: Server) -> None:
-    """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    """Run a server that listens already; exit if it cannot start or has failed."""
     from carpool.http.serve import run_until_stopped
 
     try:
@@ -119,11 +118,8 @@ def _run_until_stopped(server: Server) -> None:
 
 
 def _cluster(settings: list[str]) -> Any:
-    """Return the cluster on which worker processes run.
-
-    Raises:
-        ValueError: A setting is none, or is out of range.
-        ImportError: Ray is missing.
+    """Return the cluster on which worker processes run. Raises ValueError for a bad setting,
+    ImportError without Ray.
     """
     stages: dict[str, dict[str, Any]] = {}
     for setting in settings:
@@ -139,7 +135,6 @@ def _cluster(settings: list[str]) -> Any:
 
 
 def summarize(server: Server, settings: ServerSettings) -> None:
-    """Show a person, or a program, which services and addresses are about to be served."""
     if settings["log"] == "text":
         print_summary(server, settings)
     else:
@@ -147,7 +142,6 @@ def summarize(server: Server, settings: ServerSettings) -> None:
 
 
 def print_summary(server: Server, settings: ServerSettings) -> None:
-    """Print the services that are about to be served, for a person."""
     app = server.app
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {__version__}[/] on [bold]{server.address}[/]")

@@ -93,7 +93,6 @@ def worker(
 
 
 def _limit_threads(name: str) -> None:
-    """Have BLAS take the cores that this process may use, before a model imports it."""
     from carpool.engine.worker.place import decide_threads, usable_cores
 
     cores = usable_cores()

@@ -1,9 +1,8 @@
 """Check that an item gets the same answer in company as alone.
 
-A model may mix up what shares a call without any error: a mean over the padding of the longest
-item, an attention mask that is missing, batch norm that is still in training mode, results in
-another order. No single request shows it, and callers see it only when there is load. So each item
-is run alone here, and then in random batches with the others. All of it follows from a seed.
+A model may mix up what shares a call without any error, such as by an attention mask that is
+missing, or results in another order. No single request shows it. So each item is run alone here,
+and then in random batches with the others. All of it follows from a seed.
 """
 
 from __future__ import annotations
@@ -222,7 +221,7 @@ def _shown(value: Any) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value that later calls do not change; as it is if it cannot be copied."""
+    """Return a value that later calls do not change, if it can be copied."""
     if type(value) is Failed:
         return value
     try:

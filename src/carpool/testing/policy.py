@@ -1,8 +1,7 @@
 """Check that a policy keeps the contract of `policy/base.py`, on random schedules in virtual time.
 
 Arrivals, sizes, SLOs, priorities, cancellations and lost workers are random, and so are the times
-of batches, from which nothing can be learned. Every decision is examined. A schedule follows from
-its seed, so that a failure can be repeated.
+of batches, from which nothing can be learned. A schedule follows from its seed.
 """
 
 from __future__ import annotations
@@ -33,16 +32,11 @@ _FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The arrival of one request.
+    """The arrival of one request, whose caller leaves after `cancelled_after_s`.
 
     Attributes:
-        after_s: How long after the one before it, in seconds.
-        slo_s: The SLO in seconds.
-        timeout_s: How long the caller waits, in seconds.
-        size: The size of the request.
-        priority: The priority of the request.
-        key: The key of the request; only requests with the same one share a batch.
-        cancelled_after_s: After how many seconds the caller leaves; None for never.
+        after_s: How long after the one before it.
+        timeout_s: How long the caller waits.
         worker_dies: Whether a worker that is busy at this moment dies.
     """
 
@@ -61,15 +55,6 @@ class Schedule:
     """A stage, and its events.
 
     A batch of n takes `(fixed_s + item_s * n)` seconds times one of the factors, which take turns.
-
-    Attributes:
-        arrivals: The requests, in order.
-        limit: The policy's `max_batch_size`.
-        workers: How many workers the stage has.
-        max_queue_delay_s: The policy's `max_queue_delay_s`.
-        fixed_s: The fixed seconds of a batch.
-        item_s: The seconds for each item of a batch.
-        factors: The factors.
     """
 
     arrivals: Sequence[Arrival]
@@ -120,19 +105,13 @@ def check_policy(make: MakePolicy, *, schedules: int = 200, seed: int = 0) -> No
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A schedule that has been run to its end."""
-
     driver: VirtualDriver
     policy: Policy
     requests: list[Request]
 
 
 def play(make: MakePolicy, schedule: Schedule) -> Played:
-    """Run one schedule until nothing more happens, and examine every decision.
-
-    Raises:
-        PolicyError: A decision breaks the contract, or requests are left over.
-    """
+    """Run one schedule to its end, and examine every decision; raises PolicyError."""
     made = make(schedule.limit, schedule.max_queue_delay_s)
     warn_if_former(made)
     policy = _examine(adapted(made))
@@ -206,7 +185,6 @@ def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
 
 
 def _examine(policy: Policy) -> Policy:
-    """Make a policy check each of its own decisions, and return it."""
     decide = policy.decide
     asked = count(1)
 

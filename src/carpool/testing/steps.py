@@ -1,10 +1,9 @@
 """Check that streams which share the steps of a model get the parts that each gets alone.
 
-A model of steps keeps caches that carpool never looks into. Whether they are kept rightly shows
-only in company: when a row moves into a gap, when a stream rests while others go on, when one is
-built anew from its parts. So streams join, leave, pause and resume at random here, in the running
-sets that workers have, and every part is compared. All of it follows from a seed, so that a failure
-can be repeated.
+Whether a model keeps its caches rightly shows only in company: when a row moves into a gap, a
+stream rests while others go on, or one is built anew from its parts. So streams join, leave, pause
+and resume at random here, in the running sets that workers have, and every part is compared. All of
+it follows from a seed.
 """
 
 from __future__ import annotations
@@ -99,13 +98,7 @@ def check_steps(
 
 
 class _Limits(NamedTuple):
-    """The limits of a running set.
-
-    Attributes:
-        sizes: The most that the sizes of its streams may add up to.
-        size: Returns the size of an item.
-        rows: The most streams.
-    """
+    """The limits of a running set: of the sum of its streams' sizes, and of their number."""
 
     sizes: int
     size: Callable[[Any], int]
@@ -117,7 +110,6 @@ class _Alone:
     """The answer of an item by itself.
 
     Attributes:
-        parts: Its parts.
         end: Their end, in words; None if it was left.
         longest_silence: The most steps that one of them, or the end, has taken.
     """
@@ -133,12 +125,10 @@ class _Stream:
 
     Attributes:
         id: Its number, in the order of their arrival.
-        at: The position of its item among all items.
         n_heard: How many parts have come.
         raw: The parts as the model gave them, for `resume`.
         n_silent: How many steps it has had since its last part.
         rests: Whether it is paused.
-        history: Its history, in words.
     """
 
     id: int
@@ -155,23 +145,14 @@ class _Stream:
 
 
 class _Different(StepsError):
-    """A stream has got something else than its item alone.
-
-    Attributes:
-        stream: The stream.
-    """
-
     def __init__(self, text: str, stream: _Stream) -> None:
         super().__init__(text)
         self.stream = stream
 
 
 class _Watched:
-    """A model of which it is noted what its methods raise, since a running set lives on after that.
-
-    Attributes:
-        raised: The method that has raised first, how many streams it was called with, and what it
-            raised; None if none has.
+    """A model of which it is noted what its methods raise, since a running set lives on after that:
+    the method that has raised first, with how many streams, and what.
     """
 
     def __init__(self, model: Any, retrier: Retrier) -> None:
@@ -204,12 +185,7 @@ class _Watched:
 
 
 class _Worker:
-    """A model that has been set up, and its running set.
-
-    Attributes:
-        name: How it is called in a failure.
-        streams: Those in the set, by id.
-    """
+    """A model that has been set up, and its running set."""
 
     def __init__(self, model: Any, traits: Traits, name: str, *, may_wait: bool) -> None:
         self.name = name
@@ -249,7 +225,6 @@ class _Worker:
         return self._checked(await self._runner.follow(order, rows), order.leave)
 
     async def step(self) -> Outs:
-        """Make one step of all streams that do not rest, and return what has come of it."""
         return self._checked(await self._runner.step(), ())
 
     def _checked(self, outs: Outs, left: Sequence[int]) -> Outs:
@@ -363,7 +338,6 @@ class _Check:
             self._hear(worker, await worker.step())
 
     def _unsettle(self, stream: _Stream, order: OrderHead, unrest: float) -> None:
-        """Add to an order what happens to a stream at random."""
         alone = self._alone[stream.at]
         life = max(1, len(alone.parts))
         x = self._dice.random()
@@ -409,7 +383,6 @@ class _Check:
     # -- comparing
 
     def _hear(self, worker: _Worker, outs: Outs) -> None:
-        """Compare the parts of streams with those that they should have had."""
         for row, kind, value, raw in outs:
             stream = worker.streams[row.id]
             alone = self._alone[stream.at]
@@ -484,7 +457,6 @@ def _shown(value: Any) -> str:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Report whether two parts are the same: of arrays, whether shapes and elements are."""
     if getattr(a, "shape", None) != getattr(b, "shape", None):
         return False
     same = a == b

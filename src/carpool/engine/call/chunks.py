@@ -231,11 +231,7 @@ _known: dict[type, ChunkKind] = {list: _Lists(), dict: _DICTS}
 
 
 def kind_of(x: Any) -> ChunkKind:
-    """Return the kind of a chunk.
-
-    Raises:
-        TypeError: It is of an unknown kind.
-    """
+    """Raises TypeError for an unknown kind."""
     return _known.get(type(x)) or _recognise(type(x))
 
 
@@ -262,10 +258,8 @@ def _name_of(cls: type) -> str:
 
 
 def common_count(counts: dict[Any, int]) -> int:
-    """Return the number of rows that all parts of a dict have.
-
-    Raises:
-        ValueError: The parts have different numbers of rows, or there are no parts.
+    """Return the number of rows that all parts of a dict have. Raises ValueError if they differ, or
+    there are none.
     """
     if len(set(counts.values())) != 1:
         raise ValueError(f"all parts of a chunk must have the same number of rows, not {counts}")
@@ -276,18 +270,14 @@ def count_rows(x: Any) -> int:
     """Return how many rows a chunk has.
 
     Raises:
-        TypeError: The chunk is of a kind that cannot be joined and cut up.
-        ValueError: It is a dict whose parts have different numbers of rows, or which has no parts.
+        TypeError: The chunk is of an unknown kind.
+        ValueError: As in `common_count`.
     """
     return kind_of(x).count_rows(x)
 
 
 def likeness(x: Any) -> Hashable:
-    """Return what is equal in chunks that may be joined.
-
-    Raises:
-        TypeError: This one cannot be joined to any.
-    """
+    """See `ChunkKind.likeness`."""
     return kind_of(x).likeness(x)
 
 

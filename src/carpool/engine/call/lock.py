@@ -88,9 +88,6 @@ class WithoutTimeout:
         self._leave = leave
 
     def acquire(self, *, timeout: float) -> bool:
-        """Take the lock, however long that takes; return False if it took longer than `timeout`
-        seconds.
-        """
         until = monotonic() + timeout
         if self._enter() is False:
             return False

@@ -1,15 +1,13 @@
 """Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut
 up again by rows.
 
-`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` has.
-`merge=carpool.pad(...)` joins arrays of different lengths as well: it pads the shorter ones and
-passes their lengths to the function. Anything else needs `merge=` and `split=` functions.
+`merge=True` takes the kinds of chunks that `call/chunks.py` has, `merge=carpool.pad(...)` arrays of
+different lengths as well; anything else needs `merge=` and `split=` functions.
 
 An output is never cut along another axis. An axis of it that has the padded length may follow the
 padded axis, or have that length by chance (ten classes, and the longest text has ten words), and
-which is true cannot be seen. A function that takes the lengths can cut its results itself. If a
-function does not take them and its output has the padded length while some callers' arrays are
-shorter, that is an error, because a caller's result would depend on the other callers.
+which is true cannot be seen. A function that takes the lengths can cut its results itself. For any
+other it is an error, because a caller's result would depend on the other callers.
 """
 
 from __future__ import annotations
@@ -32,11 +30,8 @@ Split = Callable[[Any, list[int]], Sequence[Any]]
 
 
 class MergedCall(NamedTuple):
-    """A call for a batch of chunks that have been merged.
-
-    Attributes:
-        call: Calls the function with the merged input.
-        share: Cuts the function's output into one part for each chunk.
+    """A call of the function for a batch of merged chunks, and `share`, which cuts its output into
+    one part for each.
     """
 
     call: Callable[[], Any]
@@ -55,8 +50,6 @@ class RowMerger:
         return likeness(x)
 
     def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """Return a function over a list of chunks for `function`, which takes one merged input."""
-
         def prepare(chunks: list[Any]) -> MergedCall:
             return MergedCall(partial(function, join(chunks)), cutter_for(chunks))
 
@@ -81,8 +74,7 @@ def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> C
     """Return a function over chunks that prepares a merged call, makes it and shares its output
     out.
 
-    The shares are settled before the call: a caller or the function that changes the length of a
-    list meanwhile does not change which rows belong to whom.
+    The shares are settled before the call, as a list may change its length meanwhile.
     """
 
     def call_merged(chunks: list[Any]) -> Any:
@@ -139,11 +131,7 @@ def split(output: Any, counts: list[int]) -> list[Any]:
 
 
 def joined(results: list[Any]) -> Any:
-    """Join the results for one caller's pieces to one.
-
-    Raises:
-        ValueError: They are not alike.
-    """
+    """Join the results for one caller's pieces to one. Raises ValueError if they are not alike."""
     if len(results) == 1:
         return results[0]
     kinds = {likeness(result): result for result in results}
@@ -171,12 +159,7 @@ _PARAMETER = "lengths"
 
 @dataclass(frozen=True, slots=True)
 class Pad(RowMerger):
-    """Pads arrays before it joins them; made by `pad`.
-
-    Attributes:
-        value: What arrays are filled up with.
-        side: "right" or "left", where they are filled up.
-    """
+    """Pads arrays with `value` on the `side` "right" or "left" before it joins them; made by `pad`."""
 
     value: Any = 0
     side: str = "right"
@@ -201,10 +184,7 @@ class Pad(RowMerger):
         return self._likeness(x)
 
     def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """Return a function over a list of chunks for `function`, which takes one padded input.
-
-        `function` is given the lengths as well if it has a parameter of that name.
-        """
+        """`function` is given the lengths as well if it has a parameter of that name."""
         takes_lengths = _takes_lengths(function)
 
         def prepare(chunks: list[Any]) -> MergedCall:
@@ -304,11 +284,8 @@ def _fill_tensor(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
 
 
 def _check_fits(value: Any, x: Any) -> None:
-    """Check that the array can hold the value: libraries silently turn 0.5 into 0 in an array of
-    integers.
-
-    Raises:
-        ValueError: It cannot.
+    """Raise ValueError unless the array can hold the value: libraries silently turn 0.5 into 0 in
+    an array of integers.
     """
     try:
         if type(x).__module__ == "torch":

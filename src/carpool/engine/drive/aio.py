@@ -1,12 +1,10 @@
 """The asyncio driver: feeds events to a core and does what the core decides.
 
-Arrivals of one turn of the loop are only collected; one callback per turn polls the core, so
-everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the core's next deadline.
+One callback per turn of the loop polls the core, so everything that was parsed in that turn shares
+a batch. One timer points at the core's next deadline.
 
-A reply that finds a full batch waiting sends it at once. A shorter batch waits for the end of the
-present turn of the loop (microseconds), so that requests that were parsed in the same turn travel
-along.
+A reply that finds a full batch waiting sends it at once; a shorter one waits for the end of the
+turn.
 
 Everything here runs on one loop. Other threads come in through the mailbox of
 `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
@@ -59,11 +57,6 @@ _ASLEEP_S = 1.0  # a timer that fires later than this means that this process wa
 class Driver:
     """Drives one service's core on the running loop.
 
-    Args:
-        core: Decides.
-        stats: Counts every batch and answer.
-        clock: Monotonic seconds.
-
     Attributes:
         executors: One per stage.
         lender: Lends a worker to callers' threads; None where nothing lends.
@@ -115,11 +108,11 @@ class Driver:
         await self._started
 
     async def stop(self, *, drain: bool = True, timeout_s: float | None = 30.0, grace_s: float = 5.0) -> None:
-        """Refuse new requests, finish those inside and end the workers.
+        """Refuse new requests, finish those inside (fail them at once without `drain`) and end the
+        workers.
 
         Args:
-            drain: Whether requests inside are finished; if not, they fail at once.
-            timeout_s: How long that may take; None or `inf` for any time. Then the rest fails.
+            timeout_s: How long that may take, before the rest fails; None or `inf` for any time.
             grace_s: How long the workers may take for their teardown.
         """
         if self._arrivals:
@@ -231,7 +224,6 @@ class Driver:
     # -- workers
 
     def start_workers(self) -> None:
-        """Have every stage start the workers that are due, since there is room."""
         for executor in self.executors:
             executor.start()
 
@@ -252,10 +244,8 @@ class Driver:
         self.poll()
 
     def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
-        """Take note that a worker that was ready is gone.
-
-        Returns:
-            Whether a request is to blame (see `Core.worker_lost`).
+        """Take note that a worker that was ready is gone; return whether a request is to blame (see
+        `Core.worker_lost`).
         """
         blamed = self.core.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
@@ -286,7 +276,6 @@ class Driver:
         learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(stage, place))
 
     def troubled_in_warm_up(self, batcher: Batcher, trouble: Sequence[Trouble]) -> None:
-        """Learn from what happened during a worker's warm-up."""
         self.stats.stages[batcher.lobby.stage].troubled(trouble)
         learn_from_warm_up(batcher, trouble)
 
@@ -424,8 +413,7 @@ class Driver:
     def completed(self, reply: Reply) -> None:
         """Take a worker's reply. The next batch goes out before this one's answers are delivered.
 
-        It goes at once if it is full, and else at the end of this turn, so that what arrives in the
-        turn shares it. If no request waits, the answers are delivered at once.
+        If no request waits, the answers are delivered at once.
         """
         crew, stats, place = self.core.crews[reply.stage], self.stats.stages[reply.stage], reply.place
         ran = crew.in_flight.get(place)
@@ -473,7 +461,6 @@ class Driver:
             self.lender.recall()
 
     def _settle(self) -> None:
-        """Have the core account for the calls that are done before it learns of what came later."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.settle()
@@ -499,10 +486,7 @@ class Driver:
         self.poll()
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
-        """Have the service fail, as the policy of a stage has raised.
-
-        That is not done at once, since the core is in the midst of something.
-        """
+        """Have the service fail, as a policy has raised, once the core is out of what it is doing."""
         failure = self._failure(f"stage {stage} has failed: its policy raised", stage, error)
         self.start_failed(StartupError(str(failure)))
         if not self._has_stopped:

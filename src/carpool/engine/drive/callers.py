@@ -1,10 +1,9 @@
 """Python callers: objects become requests, answers become objects, and tasks and threads wait for
 them, as a whole or part by part.
 
-Both kinds of readers of parts are one, but for how they wait and how they reach the loop. A caller
-that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES` wait for
-it, and goes on when it has taken half of them. So its memory is bounded, its place in the running
-set is kept, and the streams beside it keep their pace.
+A caller that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES`
+wait for it, and goes on when it has taken half of them. So memory is bounded, and the streams
+beside it keep their pace.
 """
 
 from __future__ import annotations
@@ -53,16 +52,13 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
     """Return a caller's object as a request, which waits while the queue is full.
 
     Args:
-        x: The object.
-        deadline: The time until which the caller waits for the answer.
         weigh: Writes on the request what the item counts for.
-        memory: Where large buffers are copied to, so that the caller may change them; None if the
-            caller cannot, as its thread waits for the answer.
+        memory: Where large buffers are copied to; None if the caller cannot change them, as its
+            thread waits for the answer.
 
     Raises:
         Exception: What pickling or weighing the object raises.
-        ModelError: Its own `__reduce__` raised something that is not an `Exception`, such as
-            SystemExit.
+        ModelError: Its own `__reduce__` raised no `Exception`, but SystemExit or the like.
     """
     try:
         item = dump(x)
@@ -120,9 +116,8 @@ def error_of(request: Request) -> Exception:
 
 
 def with_cause(error: Exception) -> Exception:
-    """Return the error with its cause loaded and noted, in a thread of the caller's own.
-
-    An interpreter that prints an uncaught exception would not load it.
+    """Return the error with its cause loaded and noted, in a thread of the caller's own, since an
+    interpreter that prints an uncaught exception would not load it.
     """
     if type(error) is ModelError:  # a subclass may be the user's
         error._open_cause()
@@ -130,13 +125,8 @@ def with_cause(error: Exception) -> Exception:
 
 
 class TaskCaller:
-    """A task that awaits the answer, which is then the request's, or other news.
-
-    Args:
-        loop: The task's, if it is about to wait.
-
-    Attributes:
-        done: The future that the task awaits; None while it does not.
+    """A task that awaits the answer, which is then the request's, or other news, by the future
+    `done`, which is None while it does not wait.
     """
 
     __slots__ = ("done",)
@@ -145,7 +135,6 @@ class TaskCaller:
         self.done: Any = None if loop is None else loop.create_future()
 
     def set(self) -> None:
-        """Wake the task, if it waits, as `threading.Event` wakes a thread."""
         if self.done is not None and not self.done.done():
             self.done.set_result(None)
 
@@ -170,11 +159,8 @@ class LockCaller:
         self._lock.acquire()
 
     def wait(self, request: Request, clock: Clock) -> None:
-        """Wait in the caller's thread until the answer is there.
-
-        Raises:
-            DeadlineExceeded: The loop should have reported that the deadline has passed, and has
-                not.
+        """Raises DeadlineExceeded if the loop should have reported that the deadline has passed,
+        and has not.
         """
         most_s = max(0.0, request.deadline - clock()) + GRACE_S
         if self._lock.acquire(timeout=min(most_s, threading.TIMEOUT_MAX)):
@@ -201,11 +187,8 @@ _LEAST_BYTES: Final = 64  # what a part takes in memory at least, whatever its p
 class Unread:
     """How much waits for a caller, and when its stream pauses and goes on.
 
-    Both ends count for themselves: parts are added in the loop's thread and taken in the caller's,
-    and no count has two writers.
-
-    Attributes:
-        is_paused: Whether the stream is paused; the loop's thread writes it.
+    Parts are added in the loop's thread, which writes `is_paused`, and taken in the caller's; no
+    count has two writers.
     """
 
     __slots__ = ("_added", "_taken", "is_paused")
@@ -242,8 +225,8 @@ class Unread:
 
 
 class _PartsReader(Generic[T]):
-    """The parts of one answer to a request, which a driver takes, and `news`, which wakes who reads
-    them. The handle of the service is kept until the block ends, as the service would end with it.
+    """The parts of one answer, which a driver takes, and `news`, which wakes who reads them. The
+    handle of the service is kept until the block ends, as the service would end with it.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
@@ -258,11 +241,7 @@ class _PartsReader(Generic[T]):
         self._is_cut = False  # the block was left before all parts were taken
 
     def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all parts have been taken.
-
-        Args:
-            parts: All of them.
-        """
+        """Return the whole answer, once all `parts` have been taken."""
         stream = self._request.stream
         if stream is None or stream.is_collected:
             return parts[0]
@@ -286,11 +265,7 @@ class _PartsReader(Generic[T]):
         self._handle = None  # which a circle of this and its request would keep
 
     def _is_at_end(self, enter_first: str) -> bool:
-        """Report whether no part comes any more.
-
-        Raises:
-            RuntimeError: The caller is in no block, or has left it.
-        """
+        """Report whether no part comes any more. Raises RuntimeError outside the block."""
         if not self._has_entered:
             raise RuntimeError(enter_first)
         if self._is_cut:

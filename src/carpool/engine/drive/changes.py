@@ -1,10 +1,9 @@
 """Changes of a running service: other numbers of workers, and new workers in place of old ones.
 
 In each of them newcomers are there, loaded, warmed up and checked by their examples, before an old
-worker goes. If one of them fails, all of them go again, and the old workers stay. There is one
-change at a time that the user asks for. Beside it a service replaces worn workers, and adds and
-takes away some as the load rises and falls. It looks once a second, and does nothing while the user
-changes something.
+worker goes. If one of them fails, all of them go again, and the old workers stay. The user asks for
+one change at a time. Once a second, unless that is under way, a service replaces worn workers, and
+adds and takes away some as the load rises and falls.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class _Successor(NamedTuple):
 
 
 class CoreShares:
-    """How worker processes share the cores, as some are added; `variables_of` returns the variables
-    of each worker of a stage, by the position of the stage and the number of workers in all stages.
+    """How worker processes share the cores; `variables_of` returns the variables of each worker of
+    a stage, by its position and the number of workers in all stages.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class CoreShares:
         self._variables_of = variables_of
 
     def scaled(self, stage: int, workers: int) -> list[tuple[int, tuple[Mapping[str, str], ...]]]:
-        """Note that a stage gets another number of workers; return each stage's new variables."""
         if not self._workers[stage]:
             return []
         before, self._workers[stage] = sum(self._workers), workers
@@ -66,12 +64,8 @@ class CoreShares:
 
 
 class Changes:
-    """Changes one running service, on its loop.
-
-    Args:
-        driver: The service's.
-        pools: The service's, one per stage.
-        shares: How its worker processes share the cores; None if it has none on this machine.
+    """Changes one running service, on its loop. `pools` has one for each stage; `shares` is None if
+    no worker process is on this machine.
     """
 
     def __init__(self, driver: Driver, pools: Sequence[WorkerPool], shares: CoreShares | None = None) -> None:
@@ -87,10 +81,10 @@ class Changes:
     async def scale(self, stage: int, workers: int, grace_s: float = GRACE_S) -> None:
         """Have another number of workers in a stage.
 
-        It returns when those that were added are ready, or those that were to go have gone, or
-        `grace_s` later at the latest, if some still finish what they have. Where workers are added,
-        those that were there are replaced, one at a time, if they have more than their share of the
-        cores (`worker/place.py`): a process cannot be given fewer threads.
+        It returns when those that were added are ready, or those that were to go have gone, at the
+        latest after `grace_s`. Where workers are added, old ones with more than their share of the
+        cores (`worker/place.py`) are replaced, one at a time: a process cannot be given fewer
+        threads.
 
         Raises:
             StartupError: A new worker could not load; then none was added.
@@ -121,20 +115,14 @@ class Changes:
                 await self._let_go(pool, pool.roster.least_useful(-more), grace_s)
 
     def _share_cores(self, stage: int, workers: int) -> list[WorkerPool]:
-        """Have workers that are started from now on get their share of the cores.
-
-        Returns:
-            The stages whose workers get another share.
+        """Have workers that are started from now on get their share of the cores; return the stages
+        whose workers get another share.
         """
         scaled = [] if self._shares is None else self._shares.scaled(stage, workers)
         return [self._pools[each] for each, variables in scaled if self._pools[each].set_variables(variables)]
 
     async def add_one(self, stage: int) -> None:
-        """Add a worker to a stage, beside other changes.
-
-        Raises:
-            StartupError: It could not load.
-        """
+        """Add a worker to a stage, beside other changes. Raises StartupError."""
         pool = self._pools[stage]
         (place,) = await self._hired(pool, [None])
         pool.turnover.admit(place)
@@ -144,10 +132,8 @@ class Changes:
         await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
 
     async def recycle(self, stage: int, place: int) -> int | None:
-        """Replace one worker, beside other changes; it goes when its successor is ready.
-
-        Returns:
-            The process of the successor; None if another change was faster.
+        """Replace one worker, beside other changes; it goes when its successor is ready. Return the
+        successor's process; None if another change was faster.
 
         Raises:
             StartupError: The successor could not load; the old worker stays.
@@ -165,8 +151,8 @@ class Changes:
         """Replace all workers by new ones, which load the model anew.
 
         Args:
-            rolling: Whether workers are replaced one at a time, each old one going before its
-                successor is started, because there is no memory for both.
+            rolling: Whether each old one goes before its successor is started, because there is no
+                memory for both.
             grace_s: How long streams may go on in old workers, and requests behind the first stage.
 
         Raises:
@@ -235,8 +221,8 @@ class Changes:
         """Have the new workers take all batches from now on, and the old ones no more.
 
         With several stages a request must not pass old ones and new ones. So the first one starts
-        nothing until no request is behind its queue, which then waits there; in a graph that is no
-        line, nothing leaves the doors until no request is inside.
+        nothing until no request is behind its queue; in a graph that is no line, nothing leaves the
+        doors until no request is inside.
         """
         if len(self._pools) == 1 and self._driver.core.flow.is_line:
             self._switch(successors)
@@ -463,12 +449,7 @@ class StageUpkeep:
 
 
 class Upkeep:
-    """Looks after the workers of all stages of a service, once a second.
-
-    Args:
-        driver: The service's.
-        stages: Those of its stages, first to last.
-    """
+    """Looks after the workers of all stages of a service, once a second."""
 
     def __init__(self, driver: Driver, stages: Sequence[StageUpkeep]) -> None:
         self._driver = driver
@@ -476,7 +457,7 @@ class Upkeep:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look now, and once a second from now on, unless there is nothing to look after."""
+        """Look now and once a second, unless there is nothing to look after."""
         if self._timer is None and any(stage.is_needed for stage in self.stages):
             self._look()
 

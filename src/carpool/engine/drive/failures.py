@@ -34,14 +34,13 @@ from carpool.errors import ModelError
 
 
 class BatchOutcome(msgspec.Struct):
-    """What one batch of a batch function has come to. It is a struct because that is made as fast
-    as a tuple, without a call of Python code.
+    """What one batch of a batch function has come to. A struct is made as fast as a tuple.
 
     Attributes:
-        results: One for each item; what stands where there is an error does not matter.
-        errors: By position in the batch, why an item failed; None if none did.
+        results: One for each item; any value where there is an error.
+        errors: By position in the batch; None if no item failed.
         trouble: What happened besides, such as calls that ran out of memory.
-        busy_s: Seconds that the call took; in threads 0 if the whole batch failed.
+        busy_s: Seconds of the call; in threads 0 if the whole batch failed.
     """
 
     results: Sequence[object]
@@ -112,8 +111,7 @@ def learn(
     trouble: Sequence[Trouble],
     about: Mapping[str, str] = NOTHING_MORE,
 ) -> None:
-    """Learn from calls for parts of a batch that ran out of memory how much one call can hold. The
-    log says so if batches are smaller from now on.
+    """Learn from calls for parts of a batch that ran out of memory how much one call can hold.
 
     Raises:
         ValueError: The trouble is about a batch or items that the worker does not have.

@@ -1,14 +1,12 @@
 """This side of a connection to a worker: frames go out and come in as the loop finds it ready.
 
-There are two state machines here:
+Two state machines:
 
-1. What is known of the frame that was sent last (`_LastFrame`). Each `send` decides between WHOLE
-   and IN_PIECES; a socket that turns out to be broken makes it UNREAD.
+1. The frame that was sent last (`_LastFrame`): WHOLE or IN_PIECES; UNREAD once the socket turns out
+   to be broken.
 2. The sending side. Either the kernel has taken all frames (`_unsent` is empty), or the rest waits
    until the socket is writable (`_is_watching_writable`), and later frames wait behind it. A large
    frame may wait for the worker to begin to answer (`_behind_reply`), and later ones behind that.
-
-Once the connection has ended (`is_open`), nothing is sent or received any more.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ OnEnd = Callable[[str, Exception | None], None]
 
 
 class _LastFrame(enum.Enum):
-    """What is known of the frame that was sent last."""
-
     IN_PIECES = enum.auto()
     """Part of it went later, so whether the worker has begun to read it is not known."""
 
@@ -53,7 +49,6 @@ class FrameSocket:
     """One connection to a worker, which belongs to the running loop.
 
     Args:
-        sock: A connected stream socket that does not block.
         on_frame: Called with each frame that comes. It raises FrameError if the frame must not
             come.
         on_end: Called once, when the connection has ended by itself or by `close`.
@@ -120,7 +115,7 @@ class FrameSocket:
         """Write a large frame once a worker on a network, which is busy, begins to answer.
 
         Before that it would not be read, and a socket whose window stays closed looks as if the
-        machine had fallen silent. What is sent after it waits behind it.
+        machine had fallen silent.
         """
         if self._is_local or self._reader.opening == FrameKind.REPLY:
             self.send(frame)
@@ -208,8 +203,7 @@ class FrameSocket:
     def catch_up(self) -> bool:
         """Read what has come already, and report whether there was anything.
 
-        While frames are being delivered the answer is yes, and nothing is read: later frames must
-        not be handled before these.
+        While frames are being delivered it is True, and nothing is read.
         """
         return self._is_delivering or self.read()
 

@@ -1,12 +1,11 @@
 """Workers that come by themselves: the gate, which is the address at which they connect, and the
 connections of those that were admitted.
 
-A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Nothing
-else is read from strangers, and nothing is sent to them. Each has a few seconds, and only so many
-are let in at a time (`Strangers`); the others wait in the kernel's queue. So strangers can hold a
+A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Each
+has a few seconds, and only so many are let in at a time (`Strangers`), so strangers can hold a
 worker up, but not keep it out.
 
-A worker that was admitted is a connection, and no process of ours. It is lost when that ends:
+A worker that was admitted is lost when its connection ends:
 
     end of file            its process has ended, or has left in good order
     reset                  the same, with something unread in its socket: if the frame that was sent
@@ -14,7 +13,7 @@ A worker that was admitted is a connection, and no process of ours. It is lost w
     nothing acknowledged   its machine is silent, or the way there is (`fell_silent`)
     closed by us           it hangs, has broken the protocol, or the service ends
 
-A worker that is given up ends by itself: it watches its end of the connection (`worker/remote.py`).
+It ends by itself then (`worker/remote.py`).
 
 Three things differ on a network. A machine may fall silent, which the kernel reports
 (`TCP_USER_TIMEOUT`, keepalive): its requests wait again as if untaken, and only a second silence
@@ -55,7 +54,7 @@ class Strangers(Generic[T]):
 
     Each has `sure_s` for sure. After that it makes room for one that comes later, if there are as
     many as there may be. The one that goes is the oldest of the source that has most, so a source
-    that keeps many connections open pushes out its own, and neither keeps others out.
+    pushes out its own.
     """
 
     def __init__(self, most: int, sure_s: float) -> None:
@@ -126,7 +125,6 @@ class Gate:
     Args:
         tls: The files for TLS; None for plain connections.
         silence_s: For how long a worker's machine may be silent.
-        model: The name of the service, for the log.
 
     Attributes:
         invitations: By ticket, what becomes of a worker that comes with it.
@@ -150,11 +148,7 @@ class Gate:
         self._logged_at = 0.0
 
     def listen(self, address: JoinAddress) -> JoinAddress:
-        """Listen at an address, and return it with the port that was taken.
-
-        Raises:
-            OSError: It is in use, or cannot be listened on.
-        """
+        """Listen at an address, and return it with the port that was taken. Raises OSError."""
         sock = _bound(address)
         self._listening.append(sock)
         if address.path:
@@ -286,7 +280,6 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
 
     async def encrypt(self, context: ssl.SSLContext) -> None:
-        """Make a TLS connection of it. Raises OSError."""
         self.sock = sock = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
         while True:
             try:
@@ -314,7 +307,6 @@ class _Conversation:
         return bytes(data)
 
     async def send(self, data: bytes) -> None:
-        """Write some bytes. Raises OSError."""
         while data:
             try:
                 data = data[self.sock.send(data) :]
@@ -387,16 +379,12 @@ class JoinedWorker:
     Args:
         sock: The connection, which has been admitted.
         hello: What the worker has said of itself.
-        on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when its connection has ended.
-        trusts_resets: Whether a reset means that the worker had not read the last frame. On a
-            network it may also come from a machine that has been started again, so that a batch
-            which must not run twice is better counted as run.
+        trusts_resets: Whether a reset means that the worker had not read the last frame.
 
     Attributes:
         send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
-            `send` may do that at once. On a network what it does not read must fit into its socket:
-            a window that stays closed looks like silence.
+            `send` may do that at once.
     """
 
     pid: int | None = None

@@ -25,11 +25,7 @@ _LOOK_EVERY_S = 0.002
 
 
 class Guard:
-    """This process's side of the guard; it belongs to the running loop.
-
-    Args:
-        model: The name of the service, for the log.
-    """
+    """This process's side of the guard; it belongs to the running loop."""
 
     def __init__(self, model: str = "") -> None:
         self._about = {"model": model} if model else {}
@@ -43,7 +39,6 @@ class Guard:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:

@@ -3,20 +3,16 @@
 A call of a service from a thread takes four wake-ups: the loop, the worker, the loop and the
 caller. Where calls come one at a time, the loop lends the worker that would be next: it stops
 watching that worker's socket, and a caller's thread writes its request there and reads the answer
-itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
-(`Batcher.lend`).
+itself. Two wake-ups are left, and no decision (`Batcher.lend`).
 
-For the core a worker that is lent is away, and all else goes on without it. Once something waits
-that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop takes
-it back (`Lending.recall`). A call under way becomes a request in a batch that the worker has, with
-its deadline, hang limit, crash and cancellation like any other. A call that takes long (20 ms), or
-is answered by anything but a plain result, has the worker taken back for it, and so has the death
-of the worker.
+For the core a worker that is lent is away. Once something waits that no other worker is free for,
+or the service closes, `Todo.recall` names it, and the loop takes it back (`Lending.recall`). A call
+under way becomes a batch like any other. The worker is also taken back when it dies, and when a
+call takes long (20 ms) or is answered by anything but a plain result.
 
-Nothing of the core is touched by callers' threads. They leave behind what has become of their
-calls, and the loop makes up the accounts, 32 calls at a time (`Core.lone_done`), and in any case
-before the core learns of what came later; `tests/engine/drive/test_lending.py` compares the books
-with those of the long way.
+Callers' threads do not touch the core. The loop makes up the accounts of their calls, 32 at a time
+(`Core.lone_done`), and in any case before the core learns of what came later;
+`tests/engine/drive/test_lending.py` compares the books with those of the long way.
 
 No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
 wait for them. What caller and loop could both do is a token in a list or a dict, which one of them
@@ -94,9 +90,9 @@ class LentCall:
         id: The id that the worker gets for the request, and for its batch; 0 until then.
         began: When it was begun; `ended` is when its answer was there.
         busy_s: How long the worker spent on it; before that it had waited for `waited_s`.
-        outbox: The message, as long as nobody has taken it.
+        outbox: The message, until somebody takes it.
         sent: How many bytes of it were sent; empty until then.
-        turn: How many bytes to receive at most, as long as nobody has begun to.
+        turn: How many bytes to receive at most, until somebody begins to.
         received: What was received, as one piece; empty until then.
     """
 
@@ -135,16 +131,12 @@ class Loan:
     """One worker that is lent, until it is taken back. Callers' threads use `run` only.
 
     Args:
-        worker: The worker.
-        sock: Its socket, which the loop does not watch meanwhile.
         bell: Rung where the loop takes a call over, as it may read the answer before the call's
             thread looks.
         place: Its place in the stage.
         ids: Of its calls.
         longest_s: After how long the loop is to take a call over.
-        post: Has something done on the loop, such as `settle`, which makes up the accounts of the
-            calls that are done, and `recall`, which takes the worker back.
-        clock: Monotonic seconds.
+        post: Has something done on the loop, such as `settle` and `recall`.
 
     Attributes:
         is_over: Whether it has been taken back; it is set before the slot is looked at.
@@ -186,10 +178,8 @@ class Loan:
         self._readable = [(sock.fileno(), select.POLLIN)]  # if not, the loan is over or the worker dead
 
     def run(self, request: Request) -> int:
-        """Have a request, whose caller the loop can wake, answered by the worker, if it is free.
-
-        Returns:
-            `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
+        """Have a request, whose caller the loop can wake, answered by the worker, if it is free;
+        return `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
 
         Raises:
             BaseException: The thread was interrupted; the loop takes the call over.
@@ -356,7 +346,6 @@ class Lending:
         driver.took_back(batch)
 
     def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
-        """Make up for all that was left out for calls that are done, as of the time of each."""
         core, stats = self._core, self._driver.stats
         stage = stats.stages[0]
         for call in calls:

@@ -37,7 +37,7 @@ _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a succ
 
 
 class _LocalWorker:
-    """What threads and tasks have in common; see `Worker` in worker.py. The arguments are those of
+    """What threads and tasks have in common; see `Worker`. The arguments are those of
     `WorkerProcess`; the sink gets its stack if it hangs.
     """
 
@@ -87,10 +87,7 @@ class _LocalWorker:
         self.kill(why)
 
     def abandon(self) -> None:
-        """Let go of it without the loop, which ends or has ended.
-
-        A task ends with the loop, a thread once its present call returns.
-        """
+        """A task ends with the loop, a thread once its present call returns."""
         if not self._loop.is_closed() and not self._gone.done():
             self._gone.set_result(None)
 
@@ -160,11 +157,7 @@ class ThreadWorker(_LocalWorker):
 
 
 class _ThreadLink:
-    """A thread's end of the connection.
-
-    Attributes:
-        came_at: When it received its last frame.
-    """
+    """A thread's end of the connection, which received its last frame at `came_at`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hand_over: Callable[[Frame], None]
@@ -262,11 +255,7 @@ class LoopWorker(_LocalWorker):
 
 
 class _LoopLink:
-    """A task's end of the connection.
-
-    Attributes:
-        came_at: When it received its last frame.
-    """
+    """A task's end of the connection; see `_ThreadLink`."""
 
     def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hand_over: Callable[[Frame], None]) -> None:
         self._inbox = inbox

@@ -1,8 +1,7 @@
-"""The loop's thread: one of its own, for programs that have none, and how long it works.
+"""The loop's thread, for programs that have none, and how long it works.
 
-Other threads post work to it and wait for results. Work that comes as the loop ends is done in the
-loop's thread after the loop has stopped or, later still, in the thread that brings it. It meets a
-stopped driver then, which answers at once.
+Work that comes as the loop ends is done in its thread after it has stopped or, later still, in the
+thread that brings it. It meets a stopped driver then, which answers at once.
 
 The work of the thread that drives a core is measured ten times a second, for the views of policies.
 That is the time for which it is on a core and, where Linux says so, waits for one: where cores are
@@ -11,8 +10,8 @@ so time in which little has come teaches nothing.
 
 The core counts requests and batches. From several sums of both follow the two numbers, work for a
 request and for a batch besides, by the least squares of relative errors. Where batches have about
-one size for a while, sums say nothing of how the work divides. So it is taken to divide as for a
-service of a trivial model unless sums say otherwise. No request and no batch reads a clock for it.
+one size, sums say nothing of how the work divides, so it is taken to divide as for a service of a
+trivial model. No request and no batch reads a clock for it.
 """
 
 from __future__ import annotations
@@ -48,11 +47,9 @@ class LoopThread:
     """A running loop.
 
     Args:
-        name: That of its thread.
         loop: The loop, which does not run yet; None for a new one, the fastest there is.
 
     Attributes:
-        loop: The loop.
         ident: The thread's number.
         is_stopping: Whether the loop ends: a task that is made now may never begin.
         is_parents: Whether this process is a child of the one whose loop it is.
@@ -113,9 +110,7 @@ class LoopThread:
 
     def ask(self, question: Callable[[], T], most_s: float) -> T:
         """Return what a function returns in the loop's thread, or here if the loop has ended.
-
-        Raises:
-            TimeoutError: The loop has not called it within `most_s` seconds.
+        Raises TimeoutError after `most_s` seconds.
         """
         if threading.get_ident() == self.ident:
             return question()
@@ -173,7 +168,6 @@ class LoopThread:
         _do(posted)
 
     def _end_tasks(self) -> None:
-        """Cancel all tasks and wait for a limited time, whatever they do about it."""
         until = self.loop.time() + _TASKS_END_S
         while self.loop.time() < until:
             try:
@@ -258,11 +252,8 @@ _PULL: Final = 0.02  # weight of that ratio beside the sums; noise of a tenth mo
 
 
 class OwnWork:
-    """Learned seconds of the coordinator's work.
-
-    Attributes:
-        request_s: Seconds for each request; 0 while that is not known.
-        batch_s: Seconds for each batch besides; likewise.
+    """Learned seconds of the coordinator's work for each request, and for each batch besides; 0
+    while they are not known.
     """
 
     __slots__ = ("_b", "_bb", "_n", "_nb", "_nn", "batch_s", "request_s")
@@ -272,8 +263,8 @@ class OwnWork:
         self._n = self._b = self._nn = self._nb = self._bb = 0.0
 
     def learn(self, worked_s: float, requests: int, batches: int) -> None:
-        """Learn from a sum: for how many seconds the coordinator has worked, and for how many
-        requests and batches, of which there was one at least.
+        """Learn from a sum of seconds for some requests and batches, of which there was one at
+        least.
         """
         if worked_s <= 0.0:
             return
@@ -293,10 +284,7 @@ class OwnWork:
 
 
 class WorkMeter:
-    """Measures the thread that drives a core, and gives the core what it works.
-
-    Args:
-        core: The core. Where it counts no batches, nothing is measured.
+    """Measures the thread that drives a core, unless that counts no batches.
 
     Attributes:
         next_at: When `measure` is to be called next; infinity for never.
@@ -312,7 +300,6 @@ class WorkMeter:
         self._requests = self._batches = 0
 
     def measure(self, now: float) -> None:
-        """Learn from what the calling thread has done since the last time, if it was enough."""
         self.next_at = now + _EVERY_S
         counted = self._core.requests_and_batches
         assert counted is not None  # else this is not called
@@ -334,10 +321,8 @@ class WorkMeter:
 
 
 def worked_s() -> float:
-    """Return for how many seconds this thread has been on a core, or has waited for one.
-
-    Raises:
-        OSError: The system does not say it now, although it does so mostly.
+    """Return for how many seconds this thread has been on a core, or has waited for one; raises
+    OSError where the system does not say it.
     """
     try:
         file = os.open(_QUEUE, os.O_RDONLY)

@@ -1,8 +1,5 @@
-"""The two kinds of pools: of stages that answer in batches, and of those that answer in parts.
-
-To the former batches go out, and replies come in; to the latter orders go out, and parts come in. A
-worker steps its running set without being asked, so nothing here waits for a step, and no step for
-anything here. All else about workers is as in `worker_pool.py`.
+"""The two kinds of pools: of stages that answer in batches, and of those that answer in parts,
+whose workers step their running sets without being asked.
 
 A reply is checked, and its errors are taken out, before the driver gets it: workers of other
 machines may send anything, so each function raises FrameError for what cannot be.
@@ -41,13 +38,7 @@ from carpool.errors import ModelError, Unavailable
 
 
 class BatchPool(WorkerPool):
-    """The executor of a stage that answers in batches.
-
-    Its arguments are those of `WorkerPool`.
-
-    Attributes:
-        batcher: The stage's.
-    """
+    """The executor of a stage that answers in batches."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -107,10 +98,8 @@ class BatchPool(WorkerPool):
                 del self._unsent[place]
 
     def _send_next(self, place: int) -> None:
-        """Send the next piece of a batch that is too large for one message.
-
-        Each piece is answered before the next one goes. An item that is too large by itself fails;
-        the others of its batch do not, nor does the worker.
+        """Send the next piece of a batch that is too large for one message, once the one before is
+        answered. An item that is too large by itself fails alone.
         """
         pieces = self._unsent[place]
         while self._unsent.get(place) is pieces:
@@ -129,10 +118,8 @@ class BatchPool(WorkerPool):
                 return
 
     def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
-        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
-
-        Returns:
-            The worker and its socket; None if it cannot be lent.
+        """Lend the socket of a worker that has nothing to do; None if it cannot be lent. See
+        `WorkerProcess.lend`.
         """
         worker = self._workers.get(place)
         if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
@@ -288,7 +275,7 @@ def _ends(request: Request, what: int) -> bool:
 def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
     """Return where results go that say so themselves, by position; None if none does.
 
-    From then on the outcomes of these are those of any result. Raises FrameError.
+    Their outcomes become those of any result.
     """
     outcomes = frame.formats
     if max(outcomes) < Outcome.DONE and Outcome.RESPONSE not in outcomes:
@@ -311,7 +298,7 @@ def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
 
 
 def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
-    """Return the errors in a reply, by position, and unpack its responses. Raises FrameError."""
+    """Return the errors in a reply, by position, and unpack its responses."""
     outcomes = frame.formats
     unknown = {each for each in outcomes if each < WAY} - _OUTCOMES
     if unknown:
@@ -352,7 +339,6 @@ def unpacked_response(payload: Payload, request: Request | None) -> object:
 
 
 def decoded(payload: Payload, kind: type[T]) -> T:
-    """Return what a worker has packed. Raises FrameError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
@@ -360,8 +346,8 @@ def decoded(payload: Payload, kind: type[T]) -> T:
 
 
 class _Sent(NamedTuple):
-    """An order that its worker has not followed yet, as far as is known: its number, the streams
-    that join by it, and the sum of their lengths.
+    """An order that its worker may not have followed yet: its number, the streams that join by it,
+    and the sum of their lengths.
     """
 
     number: int
@@ -399,9 +385,8 @@ class StepPool(WorkerPool):
             self._after_dispatch()
 
     def _send_in_pieces(self, order: Order, head: wire.OrderHead, joining: list[wire.Joining]) -> None:
-        """Send an order that is too large for one message as several with one number.
-
-        A stream whose item is too large by itself fails; the others do not, nor does the worker.
+        """Send an order that is too large for one message as several with one number. A stream
+        whose item is too large by itself fails alone.
         """
         worker = self._workers[order.place]
         failed: dict[int, ModelError] = {}
@@ -495,11 +480,7 @@ def _length(request: Request) -> int:
 
 
 def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> Parts:
-    """Return what a worker says of its streams.
-
-    Raises:
-        FrameError: It says what cannot be.
-    """
+    """Return what a worker says of its streams."""
     ids, kinds, payloads = frame.ids[1:], frame.formats[1:], frame.payloads[1:]
     if not report.buffers and kinds.count(wire.MORE) == len(kinds):
         return Parts(ids, kinds, payloads)

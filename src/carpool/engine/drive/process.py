@@ -6,16 +6,13 @@ process, so a worker that is killed at any moment leaves nothing locked.
 
 The life of the process (`_Life`) goes from CONNECTED to DISCONNECTED when the process ends, closes
 its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes to REAPED at once.
-`on_lost` is called when it is dead, or cannot be ended. How it came to be killed is no state but a
-note for the log (`_killed_because`, the first one counts).
 
-One that loads while others serve has a lower priority, so that it takes no core from them. A
-process may always lower its priority, but it needs a permission to raise it again: a nice limit
-(`LimitNICE=+0` of systemd, `ulimit -e 20`) or CAP_SYS_NICE. Where there is none, nothing is
-lowered, since a worker would stay slow once it serves. SCHED_IDLE needs the same permission.
-SCHED_BATCH needs none, but leaves a process that computes its whole share. A lower priority of the
-loading thread alone would be that of all threads which libraries start meanwhile, and could not be
-taken from them.
+One that loads while others serve has a lower priority, so that it takes no core from them. To raise
+it again needs a permission: a nice limit (`LimitNICE=+0` of systemd, `ulimit -e 20`) or
+CAP_SYS_NICE. Where there is none, nothing is lowered, since a worker would stay slow once it
+serves. Rejected: SCHED_IDLE (the same permission), SCHED_BATCH (leaves a process that computes its
+whole share), and the loading thread alone (its priority would stay that of all threads which
+libraries start meanwhile).
 
 The lines that it prints are passed on, each with its name. Of a line that is written over and over
 (a carriage return and no newline: a progress bar), the last state is passed on, and one every ten
@@ -52,11 +49,7 @@ _LOWEST = 19
 
 
 class LowPriority:
-    """The lower priority of a process group, from now until `end`.
-
-    Args:
-        pid: The process that leads the group.
-    """
+    """The lower priority of the process group that `pid` leads, from now until `end`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -81,9 +74,8 @@ class LowPriority:
 
 @cache
 def may_lower() -> bool:
-    """Report whether this process may lower a priority and raise it again.
-
-    A thread tries it on itself: on Linux each has a priority of its own.
+    """Report whether this process may lower a priority and raise it again; a thread tries it on
+    itself, as on Linux each has its own.
     """
     may = []
 
@@ -114,8 +106,6 @@ WORKER_MODULE = "carpool.engine.worker.main"
 
 
 class _Life(enum.Enum):
-    """Where a worker process is in its life."""
-
     CONNECTED = enum.auto()
     """Its socket is open: frames are sent and received."""
 
@@ -130,8 +120,6 @@ class WorkerProcess:
     """One process and this side's end of its socket.
 
     Args:
-        launch: How to start it.
-        index: Which worker of the stage it is for the user.
         on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when it is dead or has broken the protocol.
         sink: Where its output goes.
@@ -199,9 +187,8 @@ class WorkerProcess:
         return f"pid {self._process.pid}"
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
-        """Lend its socket to another thread, see `FrameSocket.lend`.
-
-        Its end is noticed all the same.
+        """Lend its socket to another thread, see `FrameSocket.lend`. Its end is noticed all the
+        same.
         """
         return None if self._pidfd is None else self._connection.lend(recall)
 
@@ -213,11 +200,11 @@ class WorkerProcess:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch sent last, since the worker has not read it.
+        """Whether the worker has not read the batch sent last, which then is not to blame for its
+        death.
 
-        The batch is not to blame then for the death of the worker. That matters where several
-        workers are killed together: a batch of the first one is handed on to the second before it
-        is known that this is dead, too.
+        That matters where several workers are killed together: a batch of the first one is handed
+        on to the second before it is known that this is dead, too.
         """
         return self._connection.has_unread_frame
 
@@ -234,7 +221,6 @@ class WorkerProcess:
         self._kill_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Kill it and whatever it has started."""
         if self._life is _Life.REAPED:
             return  # its id, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
@@ -338,10 +324,8 @@ class WorkerProcess:
 
 
 def _setup_frame(launch: Launch, index: int) -> Frame:
-    """Return the frame that says what a worker is to load and which worker it is.
-
-    Raises:
-        StartupError: It is too large, which only the model's kwargs can be the reason for.
+    """Return the frame that says what a worker is to load. Raises StartupError if the model's
+    kwargs make it too large.
     """
     setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))
     packed = pickle.dumps(setup, 5)
@@ -400,7 +384,6 @@ class OutputLines:
         self._loop.add_reader(stream.fileno(), self._readable)
 
     def close(self) -> None:
-        """Pass on what has been written so far and let go of the stream."""
         while self._readable():
             pass
         if not self._stream.closed:  # a child of the worker still holds it

@@ -36,13 +36,7 @@ Tasks inherit the variable.
 
 
 class TaskPool:
-    """The executor of a stage whose batches run as tasks.
-
-    Args:
-        driver: Takes readiness and results.
-        run: Calls the user's function.
-        slots: How many batches may run at a time.
-    """
+    """The executor of a stage whose batches run as tasks, `slots` at a time."""
 
     def __init__(self, driver: Driver, run: Run, slots: int) -> None:
         self._driver = driver
@@ -52,12 +46,11 @@ class TaskPool:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each place
 
     def start(self) -> None:
-        """Report every place as ready: there is nothing to load."""
         for place in range(self._slots):
             self._driver.worker_ready(0, place)
 
     def run(self, batch: Batch) -> None:
-        """Start a task for a batch, in a fresh context: no caller's context variables are set."""
+        """Start a task for a batch, in a fresh context."""
         answering = self._answer(batch)
         answering.send(None)  # as far as `_until_run`
         try:
@@ -68,7 +61,7 @@ class TaskPool:
             self._loop.call_soon(self._answered, batch, for_all(error, len(batch)))
 
     def kill(self, place: int) -> None:
-        """Do nothing: no batch is ever given up, since there is no limit on its time."""
+        """Do nothing: a batch has no limit on its time."""
 
     async def stop(self, grace_s: float) -> None:
         for task in self._tasks.values():
@@ -133,9 +126,8 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
 class AwaitedRequest(Request):
     """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
-    To its task it is a future, with as much of one as a task asks for. With futures the loop would
-    have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
-    batch in one. It is awaited only until it is done.
+    To its task it is a future, with as much of one as a task asks for: real futures would cost a
+    callback for each task, while `TaskDriver` wakes all those of a batch in one.
 
     Attributes:
         wakeup: Wakes the task that awaits it, in its `context`; None where none does, which is to
@@ -197,13 +189,8 @@ class InnerRequest(AwaitedRequest):
 
 
 class TaskDriver(Driver):
-    """Drives the core of a batch function whose callers are tasks.
-
-    Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
-
-    Args:
-        core: Decides.
-        stats: Counts every batch and answer.
+    """Drives the core of a batch function whose callers are tasks; its requests are all
+    `AwaitedRequest`s.
     """
 
     def __init__(self, core: Core, stats: Stats) -> None:
@@ -221,8 +208,7 @@ class TaskDriver(Driver):
     def _wake_tasks(self, requests: Iterator[AwaitedRequest]) -> None:
         """Run the tasks that wait for these requests as far as they go.
 
-        A task raises nothing here but KeyboardInterrupt and SystemExit, which end the run of the
-        loop.
+        A task raises nothing here but KeyboardInterrupt and SystemExit.
         """
         done = self._done
         try:

@@ -4,24 +4,20 @@ No thread belongs to it. The line (`core/line.py`) decides under one short lock 
 and which sleep; all that takes time, sleeping, the execution lock and the user's function, happens
 outside that lock.
 
-Each sleeping thread has a lock of its own, so exactly those that are meant are woken. Threads whose
-answers have come are woken one after the other, the next leader first: the leader wakes one, and
-each thread that wakes up wakes the next. If all woke at once, they would fight for the interpreter,
-and the next leader with them.
+Each sleeping thread has a lock of its own. Threads whose answers have come are woken one after the
+other, the next leader first: each thread that wakes up wakes the next. If all woke at once, they
+would fight for the interpreter, and the next leader with them.
 
 A task that awaits a ticket must not hold its loop up. So threads of the loop's default executor
 wait, and lead, for all tickets that tasks of the loop await: as many as batches may run at a time.
-They end when nothing is awaited any more.
 
 A function may call another one, whose leader is another thread, which calls the first one: each
 would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
 asks first whether all threads that could wake it sleep, directly or not, for what it leads.
 
 Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
-whatever another thread counts on is one step, or is made up for where the exception is caught.
-Without this rule, Ctrl-C in one caller's thread could leave a slot claimed or a sleeper unwoken,
-and all other callers would wait for ever. Only some forty lines could go with it, and no call would
-be faster, as `try` costs nothing until something is raised.
+whatever another thread counts on is one step, or is made up for where the exception is caught; else
+a slot could stay claimed or a sleeper unwoken, and all other callers would wait for ever.
 """
 
 from __future__ import annotations
@@ -93,9 +89,8 @@ class ThreadWaiter:
 
 
 class Sleep(msgspec.Struct):
-    """A thread's sleep of some seconds, prepared while the line's lock is held: `lock`, one of the
-    `sleepers` of its waiter, wakes it. It is a struct because that is made as fast as a tuple,
-    without a call of Python code.
+    """A thread's sleep of some seconds, prepared while the line's lock is held; `lock` wakes it. A
+    struct is made as fast as a tuple.
     """
 
     lock: threading.Lock
@@ -104,12 +99,10 @@ class Sleep(msgspec.Struct):
 
 
 class WakeQueue:
-    """Sleeping threads that are to be woken, the next leader first.
+    """Sleeping threads that are to be woken, the next leader first; `groups` has their locks, one
+    list for each waiter.
 
     As long as there is a group in it, some thread is awake or waking up that will wake the next.
-
-    Attributes:
-        groups: The locks of those threads, one list for each waiter.
     """
 
     __slots__ = ("groups",)
@@ -119,8 +112,7 @@ class WakeQueue:
 
     def add(self, waiters: list[Waiter]) -> int:
         """Queue the sleeping threads of some waiters, while the line's lock is held; return how
-        many of the waiters have any. The list is emptied only once all is done, since this thread
-        may be interrupted.
+        many of the waiters have any. A list is emptied last, since this thread may be interrupted.
         """
         n = 0
         waiter: ThreadWaiter
@@ -140,8 +132,7 @@ class WakeQueue:
         """Wake the first `n` groups, while the line's lock is not held.
 
         A group leaves the queue only once it is woken, since this thread may be interrupted; to
-        wake a thread twice does no harm. Only the thread that has woken a group counts it, so that
-        no two count the same.
+        wake a thread twice does no harm. Only the thread that has woken a group counts it.
         """
         groups = self.groups
         while n > 0 and groups:
@@ -181,20 +172,13 @@ Wait = Callable[[ThreadWaiter, float], bool]
 
 
 class _Awaited(NamedTuple):
-    """A ticket's waiter and the future that its task awaits."""
-
     waiter: ThreadWaiter
     wait: Wait
     future: asyncio.Future[None]
 
 
 class _OfLoop:
-    """What the tasks of one loop await. Their threads and the loop's share it.
-
-    Args:
-        loop: The loop.
-        most: How many threads may wait.
-    """
+    """What the tasks of one loop await, shared by their `most` threads and the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = weakref.ref(loop)
@@ -253,11 +237,7 @@ class _OfLoop:
 
 
 class AwaitedTickets:
-    """What tasks, of any loops, await of one line.
-
-    Args:
-        most: How many threads of each loop may wait.
-    """
+    """What tasks, of any loops, await of one line; `most` limits the threads of each loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -300,13 +280,8 @@ class LineDriver:
         name: The function's, for error texts.
         batcher: Its queue and policy.
         slots: How many batches may run at a time.
-        slo_s: How many seconds after its arrival a caller should have its answer, if there is a
-            goal.
+        slo_s: How soon after its arrival a caller should have its answer, if there is a goal.
         execution_lock: Held while the function runs.
-        clock: Monotonic seconds.
-
-    Attributes:
-        awaited: The tickets that tasks await.
     """
 
     def __init__(
@@ -364,16 +339,14 @@ class LineDriver:
 
     @property
     def generation(self) -> object:
-        """An object that is not the same one in a forked child as in its parent."""
+        """An object that differs between a forked child and its parent."""
         return self._line
 
     @property
     def leading_threads(self) -> list[object] | None:
-        """The threads that lead the line; None if one more could."""
         return self._line.leading_threads
 
     def forked(self) -> RuntimeError:
-        """Return the error for a caller in a child that waits for requests in its parent's line."""
         return RuntimeError(
             f"the process was forked after this call of {self._name} had joined the line, which is the parent's:"
             " call it again in the child"
@@ -431,8 +404,7 @@ class LineDriver:
         there.
 
         Raises:
-            DeadlineExceeded: The execution lock could not be had in time; the caller has left the
-                line.
+            DeadlineExceeded: The execution lock could not be had in time; the caller has left.
             RuntimeError: The function forked, and this is the child; or it waits for a function
                 that waits for it.
         """
@@ -443,8 +415,7 @@ class LineDriver:
         """Run one item, which counts for one, in this thread at once, if the line is empty and
         nothing speaks against it.
 
-        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py. It
-        takes a third of their time, and most calls go this way.
+        Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py.
 
         Returns:
             The call with its answer; None if nothing has been done, and the item is to join.
@@ -501,8 +472,7 @@ class LineDriver:
         """Refuse new callers with `error`, run what is in the line and wait for its leaders.
 
         Raises:
-            RuntimeError: This thread is inside the function, or holds the execution lock: it would
-                wait for itself.
+            RuntimeError: As in `join`.
         """
         self.check_reentry()
         waiter = ThreadWaiter((), inf)
@@ -530,9 +500,8 @@ class LineDriver:
     # -- one thread's way through the line
 
     def _wait(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Take one step after the other until the answers are there, or until a time.
-
-        With `AT_ONCE` the steps go on as long as each of them runs a batch.
+        """Take steps until the answers are there, or until a time; with `AT_ONCE` as long as each
+        runs a batch.
         """
         line = self._line
         while waiter.pending or line.next_leader is waiter:  # its next step passes the duty on
@@ -554,10 +523,8 @@ class LineDriver:
         return not waiter.pending
 
     def _step(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Ask the line once what to do, and do it: run a batch, sleep, or nothing.
-
-        Returns:
-            Whether a batch was run.
+        """Ask the line once what to do, and do it: run a batch, sleep, or nothing. Return whether a
+        batch was run.
         """
         sleep = None
         with self._lock:
@@ -617,7 +584,7 @@ class LineDriver:
         )
 
     def _call(self, items: list[Any], run: Run) -> BatchOutcome:
-        """Run a batch in a fresh context: no caller's context variables are set.
+        """Run a batch in a fresh context.
 
         Whatever the function raises becomes the outcome, but for KeyboardInterrupt: that is for
         this thread, and the next leader runs the batch.
@@ -684,7 +651,7 @@ class LineDriver:
     # -- sleep
 
     def _prepare_sleep(self, now: float, waiter: ThreadWaiter, until: float) -> Sleep:
-        """Note, with the lock held, that this thread sleeps from now on; `_sleep` does it.
+        """Note, with the lock held, that this thread sleeps from now on.
 
         Raises:
             RuntimeError: It would sleep for ever, as all threads that could wake it wait for it.
@@ -751,9 +718,8 @@ class LineDriver:
         self._fault = error
 
     def _queue_wakeups_or_fail(self) -> int:
-        """Queue the waiters that the line wakes, and return how many; its lock is held.
-
-        Each change of the line ends with it.
+        """Queue the waiters that the line wakes, and return how many: the end of each change of the
+        line, whose lock is held.
 
         Raises:
             PolicyRaised: The policy has raised in this change, and the line has failed for it.
@@ -778,7 +744,6 @@ class LineDriver:
         return True
 
     def _check_owner(self) -> None:
-        """Raise RuntimeError if this thread holds the lock, and would wait for itself."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise self._called_in_between()
 
@@ -811,12 +776,7 @@ def _answer_in_child(batch: Batch, outcome: BatchOutcome) -> None:
 
 
 class Sleeper(NamedTuple):
-    """Where a thread sleeps while it is inside a function.
-
-    Attributes:
-        line: The line in which it sleeps.
-        waiter: What it waits for there.
-    """
+    """The line in which a thread sleeps while it is inside a function, and what it waits for there."""
 
     line: LineDriver
     waiter: ThreadWaiter

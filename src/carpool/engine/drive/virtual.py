@@ -3,7 +3,7 @@
 It has a heap of events instead of a loop, so a minute of traffic takes no longer than its
 decisions. All events of one moment are delivered before anything is decided, as in one turn of a
 real loop; arrivals that are known to come in order are drawn one by one from a feed and never enter
-the heap. What a real driver adds, the way to a worker and the turn of its loop, are two numbers.
+the heap.
 
 A worker of a stage of steps reads orders between two steps as a real one does; starting and
 stepping take the seconds that the costs say.
@@ -50,7 +50,7 @@ class StepCosts(NamedTuple):
         start_s: Seconds of starting streams, by the sum of their lengths.
         step_s: Seconds of a step, by the number of streams stepped.
         answer: Returns the parts of the answer to an item; a stream that is resumed goes on behind
-            those that it has made. By default an item is the number of its parts.
+            those that it has made. By default an item is their number.
     """
 
     start_s: Callable[[int], float]
@@ -59,8 +59,8 @@ class StepCosts(NamedTuple):
 
 
 class _State:
-    """One stream in a worker: the parts that are still to come, the next of them, and those so far
-    of one that is collected.
+    """One stream in a worker: the parts still to come, the next of them, and those so far of one
+    that is collected.
     """
 
     __slots__ = ("collected", "following", "parts", "request")
@@ -204,7 +204,7 @@ class Watcher(Protocol):
     """Watches what is done, so that the driver need not keep it all."""
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """Take note that a batch, which will take `busy_s` seconds, was handed over."""
+        """Take note that a batch, which takes `busy_s` seconds, was handed over."""
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         """Take note of requests that are answered or refused; their callers come next."""
@@ -475,10 +475,7 @@ class VirtualDriver:
         self._replied(self.core.crews[batch.stage])
 
     def _replied(self, crew: Crew) -> None:
-        """Poll as `Driver.completed` does after a reply.
-
-        That is at once if a full batch waits, or no request at all; else at the end of the turn.
-        """
+        """Poll as `Driver.completed` does after a reply."""
         is_idle = not self._has_news and not self.core.waiting
         self._notice()
         if self._turn_s and (is_idle or crew.queue.size >= crew.lobby.batch_limit):
@@ -501,8 +498,6 @@ def _shown(error: BaseException) -> CarpoolError:
 
 
 class _Keeper:
-    """Keeps batches and answers in the driver's lists."""
-
     def __init__(self, driver: VirtualDriver) -> None:
         self._driver = driver
 

@@ -1,9 +1,9 @@
 """A worker, what it takes to start one, and its end, as the pool of its stage sees them; and how
 workers come and go while the service runs.
 
-A newcomer is started and loads its model like any other worker, but it is given nothing until it is
-admitted: whoever asked for it decides when, and learns of it if it dies before. A worker that is to
-go gets nothing more, finishes what it has, and is then ended.
+A newcomer is started like any other worker, but it is given nothing until it is admitted: whoever
+asked for it decides when. A worker that is to go gets nothing more, finishes what it has, and is
+then ended.
 
 A successor has a place of its own, since it exists beside its predecessor; both have one index,
 which selects their cores, devices and environment. So nothing is withdrawn and nothing is sent
@@ -109,7 +109,7 @@ class Loss(NamedTuple):
 
 
 class WarmUpShape(NamedTuple):
-    """A call of the warm-up with the example at some position `n` times over."""
+    """A call of the warm-up with one example `n` times over."""
 
     example: int
     n: int
@@ -124,14 +124,13 @@ class Launch:
         run_in: "process", "thread" or "loop".
         setup: What each worker gets first; `place` and `cores` are filled in for each.
         model: For workers inside this process, as are `kwargs`, `adapters` (of its addresses) and
-            `spots` (what becomes of its results); a worker process finds its own by `setup`.
-        cores: By the index of a worker, the cores that it runs on; None for those of the parent
-            before it was pinned.
+            `spots` (what becomes of its results).
+        cores: By the index of a worker; None for those of the parent before it was pinned.
         env: By the index of a worker, environment variables to add.
         warm_up: The sum of the sizes of each number of examples that is run at a time.
         guard: Guards the worker processes, if there are any.
-        hire: Makes a worker for a place where worker processes run somewhere else; None for this
-            machine. It is called like `WorkerProcess`.
+        hire: Makes a worker for a place where worker processes run somewhere else, called like
+            `WorkerProcess`; None for this machine.
         is_idempotent: Whether a request may run once more after its worker was lost.
         warm_up_shapes: What each of the setup's shapes is.
     """
@@ -158,7 +157,7 @@ class Launch:
         return {**self.declared_env_of(index), INDEX_VARIABLE: str(index)}
 
     def declared_env_of(self, index: int) -> Mapping[str, str]:
-        """Return the declared variables of a worker; beyond those declared they repeat in turn."""
+        """Return the declared variables of a worker, shared in turn likewise."""
         return self.env[index % len(self.env)]
 
 
@@ -210,12 +209,10 @@ class Turnover:
         return Newcomer(place, ready)
 
     def is_ready(self, place: int) -> bool:
-        """Report whether a newcomer is ready, and has neither died since nor been taken back."""
         record = self._roster.places.get(place)
         return place in self._newcomers and record is not None and record.state == PlaceState.READY
 
     def admit(self, place: int) -> None:
-        """Let a newcomer that is ready take batches: it is a worker like the others from now on."""
         del self._newcomers[place]
         self._roster.establish(place)
         self._driver.worker_ready(self._stage, place)

@@ -1,10 +1,8 @@
 """The workers of one stage: started, listened to, ended and replaced.
 
-Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
-by itself from somewhere else (`gate.py`), makes hardly any difference here: frames go out and
-come in. Which frames these are depends on what a stage answers: `pools.py` has the pool of a stage
-that answers in batches, and that of one that answers in parts. The roster (`core/roster.py`)
-decides when to replace a worker and when to give up.
+A worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come by itself
+from somewhere else (`gate.py`). `pools.py` has the frames that it gets. The roster
+(`core/roster.py`) decides when to replace a worker and when to give up.
 """
 
 from __future__ import annotations
@@ -48,18 +46,13 @@ _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str]
 class WorkerPool:
     """The executor of a stage that runs in workers: what does not depend on what they work on.
 
-    `BatchPool` sends them batches, and `StepPool` orders.
-
     Args:
-        stage: The position of the stage in the core.
         launch: How to start its workers.
         driver: Takes readiness, losses and results.
-        roster: Decides which workers are to be started, and when.
         starts: How many workers of the service may load at a time.
         sink: Where the workers' output goes.
 
     Attributes:
-        turnover: Has workers of the stage come and go.
         count_calls: Called with the place of a worker and how many requests it has answered; None
             if nothing counts them.
     """
@@ -114,7 +107,6 @@ class WorkerPool:
     # -- what they work on
 
     def run(self, batch: Batch) -> None:
-        """Send a batch to its worker; a stage that answers in parts is sent orders instead."""
         raise NotImplementedError
 
     def _learn(self, frame: Frame) -> None:
@@ -127,10 +119,8 @@ class WorkerPool:
         return False
 
     def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
-        """Forget what was sent to a worker that is gone, and what was still to be sent.
-
-        Returns:
-            The requests of its work that it cannot have begun with; None for all of them.
+        """Forget what was sent to a worker that is gone, and what was still to be sent; return the
+        requests that it cannot have begun with, None for all of them.
         """
         raise NotImplementedError
 
@@ -143,7 +133,6 @@ class WorkerPool:
     # -- starting
 
     def start(self) -> None:
-        """Start the workers that are due, as far as there is room, and the others in time."""
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room_for(now, self.roster)):
             self._start(place)
@@ -208,9 +197,7 @@ class WorkerPool:
 
     def _received(self, place: int, frame: Frame) -> None:
         """Take what a worker says of itself; what it says of its work is for the kinds of pools.
-
-        Raises:
-            FrameError: It must not send that now.
+        Raises FrameError.
         """
         if not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame without a payload")
@@ -258,9 +245,8 @@ class WorkerPool:
     # -- ending
 
     def kill(self, place: int) -> None:
-        """Give up a worker that hangs.
-
-        Its batch counts as crashed from now on; its successor starts when it is gone.
+        """Give up a worker that hangs: its batch counts as crashed, and its successor starts when
+        it is gone.
         """
         worker = self._workers.get(place)
         if worker is None:
@@ -444,8 +430,7 @@ class WorkerPool:
     def _is_first_silence(self, place: int) -> bool:
         """Report whether none of the requests of a worker has met with a silent machine before.
 
-        Then it is not to blame, and may run again like any other. A machine that falls silent once
-        more with the same request may have been brought down by it.
+        Then it is not to blame. A second machine may have been brought down by it.
         """
         if not self._launch.is_idempotent:
             return False

@@ -1,11 +1,8 @@
 """All faults of an item that does not fit its type; msgspec itself reports only the first one.
 
-The item is taken apart along its type. A part that fits is passed over; one that does not is
-searched, and if nothing inside it is at fault, the part itself is. This is done only for items that
-have failed, and within bounds, beyond which a part reports its first fault only.
-
-Faults are searched for only after an item has failed, and in small items only, so reading stays one
-call of a compiled reader.
+Only items that have failed are taken apart along their type, so reading stays one call of a
+compiled reader. A part that does not fit is searched, and if nothing inside it is at fault, the
+part itself is. Beyond some bounds a part reports its first fault only.
 """
 
 from __future__ import annotations
@@ -58,11 +55,6 @@ class Unfit(ValueError):
 def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
     """Return all faults of a value made of builtins, in the order of the type's fields.
 
-    Args:
-        value: The value.
-        kind: The type that it does not fit.
-        convert: Converts parts of it to their types.
-
     Raises:
         BaseException: What code of the types raises, unless msgspec turns it into a
             `ValidationError`.
@@ -73,11 +65,8 @@ def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
 
 
 def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail]:
-    """Return the fault that msgspec reports, or those that another library reports through it.
-
-    Args:
-        error: What msgspec has raised for a part of an item.
-        at: The path to that part.
+    """Return the fault that msgspec reports at the path `at`, or those that another library reports
+    through it.
     """
     text, steps = _text_and_path(error)
     loc = [*at, *steps]
@@ -134,11 +123,7 @@ class _Fields(NamedTuple):
 
 
 class _Search:
-    """The search for the faults of one item.
-
-    Attributes:
-        found: The faults found so far.
-    """
+    """The search for the faults of one item."""
 
     def __init__(self, convert: Convert) -> None:
         self.found: list[Detail] = []
@@ -147,7 +132,6 @@ class _Search:
         self._known: dict[int, tuple[Any, _Fields | None]] = {}
 
     def search(self, value: Any, kind: Any, at: list[int | str]) -> None:
-        """Find the faults of a part of the item, if it has any."""
         failure = self._failure(value, kind)
         if failure is None:
             return
@@ -277,7 +261,6 @@ def _fields_of(kind: Any) -> _Fields | None:
 
 
 def _stripped(hint: Any) -> Any:
-    """Return the type of a TypedDict's key without `Required` and `NotRequired`."""
     while typing.get_origin(hint) in (Required, NotRequired):
         hint = typing.get_args(hint)[0]
     return hint

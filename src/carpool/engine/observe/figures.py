@@ -42,7 +42,6 @@ _RULES = {
 
 
 def figures(services: Sequence[Stats], now: float) -> dict[str, Any]:
-    """Return the figures of all services at `now`, in seconds of the driver's clock."""
     return {
         "time": now,
         "bounds_s": list(DURATION_BOUNDS),
@@ -160,7 +159,6 @@ def _cost(policy: Any) -> dict[str, Any] | None:
 
 
 def in_words(why: dict[str, Any], queued: int) -> str:
-    """Say by which rule a policy has sent its last batch."""
     if "error" in why:
         return f"its policy raises: {why['error']}"
     if why.get("policy") == "onebyone":
@@ -195,8 +193,8 @@ def problems(
     Args:
         before: The figures a few seconds ago; None if there are none.
         now: The figures.
-        long_before: Those since which workers have died lately; `before` if there are none. What
-            becomes of requests lasts longer than the death of a worker that it comes from.
+        long_before: Those since which workers have died lately. The effects on requests last longer
+            than the death of a worker.
     """
     found: list[tuple[int, str, str]] = []
     earlier = _by_run(before)
@@ -233,13 +231,8 @@ def _died(before: dict[str, Any], now: dict[str, Any]) -> int:
 
 
 def _of_stage(model: str, stage: dict[str, Any], before: dict[str, Any], *, hurts: bool) -> list[tuple[int, str, str]]:
-    """Return what is wrong with a stage as it stands.
-
-    Args:
-        model: The service's name.
-        stage: Its figures.
-        before: Its figures a few seconds ago.
-        hurts: Whether callers have noticed: then workers that died or are missing are the cause.
+    """Return what is wrong with a stage; if `hurts`, workers that died or are missing are the
+    cause.
     """
     name, states = f"Stage {stage['name']} of {model}", [worker["state"] for worker in stage["workers"]]
     ready = states.count("ready")
@@ -346,11 +339,7 @@ _OF_A_STAGE = ("name", "batch_sizes", "queue", "compute", "idle_gap", "queued")
 
 
 class PastFigures:
-    """A bounded ring of figures, see `figures`, oldest first.
-
-    Args:
-        most_bytes: How many bytes of JSON are kept at most.
-    """
+    """A bounded ring of figures, see `figures`, oldest first."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -378,7 +367,6 @@ class PastFigures:
         return found
 
     def as_json(self) -> bytes:
-        """Return all samples as a list in JSON."""
         return b"[" + b",".join([sample for _, sample in self._samples]) + b"]"
 
 

@@ -53,11 +53,7 @@ class _Found(NamedTuple):
 
 
 class OwnMetricsOfWorkers(Collector):
-    """The folder in which workers leave their metrics, and what is in it.
-
-    Attributes:
-        folder: Where it is; only this user may look into it.
-    """
+    """The folder in which workers leave their metrics, into which only this user may look."""
 
     def __init__(self) -> None:
         _remove_abandoned()
@@ -70,12 +66,8 @@ class OwnMetricsOfWorkers(Collector):
         self._past = Counted()  # of workers on this machine
 
     def seen(self, pids: Iterable[int], sent: Sequence[SentMetrics] = (), *, has_own_stages: bool = True) -> None:
-        """Note which workers live now.
-
-        Args:
-            pids: Those on this machine.
-            sent: What those elsewhere have sent, of each stage.
-            has_own_stages: Whether stages run in this process as well.
+        """Note which workers live now: their `pids` on this machine, and what those elsewhere have
+        sent, of each stage.
         """
         self._alive = frozenset(pids)
         self._sent = sent

@@ -22,12 +22,7 @@ _LIST = "each"  # the name of the body of a list among names of branches
 
 
 class Branch(NamedTuple):
-    """A branch of a block.
-
-    Attributes:
-        block: The number of the block in its graph.
-        name: The name of the branch.
-    """
+    """A branch of a block, which is the number of the block in its graph."""
 
     block: int
     name: str
@@ -86,15 +81,6 @@ _End: TypeAlias = tuple[int, str, float | None]
 
 @dataclass(slots=True)
 class Picture:
-    """A graph as it is drawn.
-
-    Attributes:
-        width: In widths of a stage.
-        height: In heights of a stage.
-        dots: Things, in the order in which they are read.
-        links: The lines between them.
-    """
-
     width: float = 0.0
     height: float = 0.0
     dots: list[Dot] = field(default_factory=list)
@@ -178,18 +164,8 @@ _SIGNS: dict[type, tuple[Kind, Kind]] = {
 def _draw(
     found: Picture, line: _Line, x: float, top: float, height: float, ends: list[_End]
 ) -> tuple[float, list[_End]]:
-    """Draw a line.
-
-    Args:
-        found: The picture.
-        line: What is drawn.
-        x: Where it begins.
-        top: The upper border of the room that it has.
-        height: The height of the room.
-        ends: The dots at which lines begin that lead here, and the names of these.
-
-    Returns:
-        Where it ends, and the dots at which lines begin that lead on.
+    """Draw a line into the room of a `height` below `top`, and return where it ends, and the dots
+    at which lines begin that lead on.
     """
     middle = top + height / 2
     for each in line:
@@ -224,7 +200,6 @@ def _draw_block(
 
 
 def _link(found: Picture, ends: list[_End]) -> list[_End]:
-    """Draw lines to the latest dot, and return where those begin that lead on."""
     latest = len(found.dots) - 1
     found.links += [Edge(begins, latest, name, y) for begins, name, y in ends]
     return [(latest, "", None)]

@@ -25,13 +25,8 @@ _PLACE = (*_STAGE, "place")
 def render(
     services: Sequence[Stats], now: float, accept: str = "", more: Iterable[Collector] = ()
 ) -> tuple[bytes, str]:
-    """Return the metrics of all services at `now`, and their content type.
-
-    Args:
-        services: The services.
-        now: The time.
-        accept: The header that says which format is wanted.
-        more: Collectors of other metrics.
+    """Return the metrics of all services at `now`, and their content type; `accept` is the header
+    that says which format is wanted, `more` has collectors of other metrics.
     """
     registry = CollectorRegistry()
     registry.register(_Services(services, now))
@@ -51,12 +46,7 @@ class _Services(Collector):
 
 
 class CallerMetrics(Collector):
-    """Collects the metrics of those who ask, of which there are as many as keys.
-
-    Args:
-        requests: How many requests each caller has made, by the name of its key.
-        rejected: How many requests had no key, or a wrong one.
-    """
+    """Collects how many requests each caller has made, and how many had no key or a wrong one."""
 
     def __init__(self, requests: Mapping[str, int], rejected: int) -> None:
         self._requests = requests
@@ -73,11 +63,8 @@ class CallerMetrics(Collector):
 
 
 class ConnectionMetrics(Collector):
-    """Collects how many connections of a server each service has, by its name, and who was refused.
-
-    Args:
-        connections: How many are open, by the name of the service.
-        refused: How many have been refused for want of room.
+    """Collects how many connections each service has open, and how many were refused for want of
+    room.
     """
 
     def __init__(self, connections: Mapping[str, int], refused: int) -> None:
@@ -99,7 +86,6 @@ class ConnectionMetrics(Collector):
 
 
 def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
-    """Yield every metric at `now`, each with all services and stages."""
     yield from _requests(services)
     stages = [(stats.name, stage) for stats in services for stage in stats.stages]
     yield from _queues(stages)
@@ -245,7 +231,7 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
-    """Yield what policies explain about themselves, as far as it means the same for all of them."""
+    """Yield the explanations of policies that mean the same for all of them."""
     info = GaugeMetricFamily(
         "carpool_policy_info",
         "Always 1; the labels say the policy and the rule of its last decision.",
@@ -410,7 +396,6 @@ _FUNCTION = ("function",)
 
 
 def function_metrics(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
-    """Yield every metric, each with all functions."""
     yield from _calls(snapshots)
     yield from _times(snapshots)
 
