@@ -173,8 +173,6 @@ async def profiled(
 
 
 class _Went(NamedTuple):
-    """A result that goes on, by a branch if it has named one."""
-
     name: str | None
     value: Any
 

@@ -174,7 +174,6 @@ def _paths(app: App) -> list[str]:
 
 
 def in_short(stage: Stage) -> str:
-    """Describe a stage's batches, workers, cores and policy in one line."""
     batches = "single items"
     if stage.max_batch_size:
         batches = f"batches of up to {stage.max_batch_size}{' in size' if stage.size is not None else ''}"

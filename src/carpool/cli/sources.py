@@ -197,8 +197,6 @@ class NoAnswer(Exception):
 
 
 class PlainAnswer(NamedTuple):
-    """The answer of a server."""
-
     status: int
     body: bytes
 
@@ -282,7 +280,6 @@ class Config(NamedTuple):
     """The settings of the environment and the file.
 
     Attributes:
-        settings: Values of the server's settings.
         services: Values by setting, by the name of a service.
         stages: Values by setting, by the name of a stage.
         doubts: Variables of the environment that mean nothing, in words.

@@ -52,7 +52,7 @@ class Allowance:
         self._of, self._most_bytes, self._most_values = nbytes, self.nbytes, self.values
 
     def check_items(self, n: float, what: str) -> None:
-        """Raise `InvalidRequest` (413) if a body brings more items than it may; `what` holds them."""
+        """Raise `InvalidRequest` (413) if a body brings too many items; `what` holds them."""
         if n > self.items:
             text = f"{what} has more than {self.items:.0f} items, which is all that the queue holds"
             raise too_large(f"{text}: {_SEVERAL}")

@@ -24,7 +24,6 @@ class ArrayRows(list[Any]):
 
 
 def is_array_type(hint: Any) -> bool:
-    """Report whether a type hint means numpy arrays."""
     base = typing.get_origin(hint) or hint
     return getattr(base, "__module__", "") == "numpy" and getattr(base, "__name__", "") == "ndarray"
 

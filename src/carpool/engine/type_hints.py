@@ -92,12 +92,10 @@ class HintWarning(UserWarning):
 
 
 def is_union(kind: Any) -> bool:
-    """Whether a hint is a union, however it is written."""
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a hint is a list or another sequence of things."""
     base = typing.get_origin(kind) or kind
     return isinstance(base, type) and issubclass(base, Sequence) and not issubclass(base, str | bytes | bytearray)
 

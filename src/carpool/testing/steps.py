@@ -185,8 +185,6 @@ class _Watched:
 
 
 class _Worker:
-    """A model that has been set up, and its running set."""
-
     def __init__(self, model: Any, traits: Traits, name: str, *, may_wait: bool) -> None:
         self.name = name
         self.streams: dict[int, _Stream] = {}
@@ -324,7 +322,6 @@ class _Check:
     # -- in company
 
     async def _turn(self, worker: _Worker, unrest: float, crowd: float) -> None:
-        """Do at random what may happen at a boundary, and make one step."""
         order = OrderHead()
         for stream in worker.streams.values():
             self._unsettle(stream, order, unrest)

@@ -7,7 +7,8 @@ different lengths as well; anything else needs `merge=` and `split=` functions.
 An output is never cut along another axis. An axis of it that has the padded length may follow the
 padded axis, or have that length by chance (ten classes, and the longest text has ten words), and
 which is true cannot be seen. A function that takes the lengths can cut its results itself. For any
-other it is an error, because a caller's result would depend on the other callers.
+other an axis of the padded length is an error where some callers' arrays are shorter, because their
+results would depend on the other callers.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ _PARAMETER = "lengths"
 
 @dataclass(frozen=True, slots=True)
 class Pad(RowMerger):
-    """Pads arrays with `value` on the `side` "right" or "left" before it joins them; made by `pad`."""
+    """Pads arrays with `value` on the `side` "right" or "left" before it joins them; see `pad`."""
 
     value: Any = 0
     side: str = "right"

@@ -57,12 +57,11 @@ class Trouble(msgspec.Struct, array_like=True):
 
     Attributes:
         split: Whether the batch raised and was run again in parts.
-        unsplit: Whether it raised and was not run again, for lack of time.
+        unsplit: Whether it raised and was not, for lack of time.
         out_of_memory: Whether a call ran out of memory.
         ran_out: For each call of several items that ran out of memory, the items' positions in the
             batch.
-        fitted: For each call that succeeded when the batch was run again, the items' positions in
-            the batch.
+        fitted: The same for each call that succeeded when the batch was run again.
     """
 
     split: bool = False

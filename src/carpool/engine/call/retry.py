@@ -201,7 +201,6 @@ class Retrier:
         until: float,
         again: Again | None,
     ) -> list[Any]:
-        """Make a call for a whole batch again in parts, after it has raised `why`."""
         return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until, again).run(why))
 
     def results_of(self, returned: Any, n: int) -> list[Any]:
@@ -361,7 +360,7 @@ class _Retry:
             self._handle_failure(begin, end, error)
 
     async def _items_of(self, begin: int, end: int) -> list[Any]:
-        """Return the items of a part as they came, since a call that failed may have changed them."""
+        """Return the items of a part as they came, since a failed call may have changed them."""
         items = self._items[begin:end]
         if self._again is None or UNCHANGING.issuperset(map(type, items)):
             return items
@@ -391,7 +390,7 @@ class _Retry:
             self._fail(begin, end, error)
 
     def _fail_too_large_item(self, at: int, error: BaseException) -> None:
-        """Fail an item that is too large by itself, so that its parts say nothing about their size."""
+        """Fail an item that is too large by itself: its parts say nothing about their size."""
         self._fail(at, at + 1, error)
         self._ran_out_alone += 1
         self._too_many = inf

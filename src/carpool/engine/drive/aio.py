@@ -486,7 +486,7 @@ class Driver:
         self.poll()
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
-        """Have the service fail, as a policy has raised, once the core is out of what it is doing."""
+        """Have the service fail, once the core is out of its call, as a policy has raised."""
         failure = self._failure(f"stage {stage} has failed: its policy raised", stage, error)
         self.start_failed(StartupError(str(failure)))
         if not self._has_stopped:

@@ -150,8 +150,6 @@ class TaskCaller:
 
 
 class LockCaller:
-    """A thread that blocks until the answer is there."""
-
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:

@@ -35,8 +35,6 @@ _END_S = 5.0  # for newcomers that are killed
 
 
 class _Successor(NamedTuple):
-    """A newcomer and the place of the worker that it replaces."""
-
     pool: WorkerPool
     old: int
     new: Newcomer
@@ -449,8 +447,6 @@ class StageUpkeep:
 
 
 class Upkeep:
-    """Looks after the workers of all stages of a service, once a second."""
-
     def __init__(self, driver: Driver, stages: Sequence[StageUpkeep]) -> None:
         self._driver = driver
         self.stages = stages

@@ -13,7 +13,7 @@ A worker that was admitted is lost when its connection ends:
     nothing acknowledged   its machine is silent, or the way there is (`fell_silent`)
     closed by us           it hangs, has broken the protocol, or the service ends
 
-It ends by itself then (`worker/remote.py`).
+A worker that is given up ends by itself (`worker/remote.py`).
 
 Three things differ on a network. A machine may fall silent, which the kernel reports
 (`TCP_USER_TIMEOUT`, keepalive): its requests wait again as if untaken, and only a second silence

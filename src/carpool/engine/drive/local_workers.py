@@ -110,8 +110,6 @@ class _LocalWorker:
 
 
 class ThreadWorker(_LocalWorker):
-    """A thread with a model of its own."""
-
     def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name=self._name, daemon=True)
@@ -182,8 +180,6 @@ class _ThreadLink:
 
 
 class LoopWorker(_LocalWorker):
-    """A task of the running loop with a model of its own."""
-
     def _start(self) -> None:
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
@@ -265,7 +261,6 @@ class _LoopLink:
         self.came_at = 0.0
 
     async def news(self) -> None:
-        """Wait until `receive` would return at once."""
         while not self._inbox:
             self._news.clear()
             await self._news.wait()

@@ -138,8 +138,7 @@ class LoopThread:
     def wait_until_ended(self, silent_s: float) -> None:
         """Wait in another thread until the loop and all that was posted to it are done.
 
-        Once the interpreter ends, it has ended the loop's thread, as all daemon threads: then
-        nothing is waited for.
+        Nothing is waited for once the interpreter ends, as it has ended the thread.
 
         Raises:
             TimeoutError: Something blocks the loop, which has done nothing for `silent_s` seconds.

@@ -38,8 +38,6 @@ from carpool.errors import ModelError, Unavailable
 
 
 class BatchPool(WorkerPool):
-    """The executor of a stage that answers in batches."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.batcher = cast(Batcher, self._crew)
@@ -356,8 +354,6 @@ class _Sent(NamedTuple):
 
 
 class StepPool(WorkerPool):
-    """The executor of a stage that answers in parts."""
-
     _unit = "stream"
 
     def __init__(self, *arguments: Any) -> None:

@@ -776,7 +776,7 @@ def _answer_in_child(batch: Batch, outcome: BatchOutcome) -> None:
 
 
 class Sleeper(NamedTuple):
-    """The line in which a thread sleeps while it is inside a function, and what it waits for there."""
+    """The line in which a thread sleeps while it is inside a function, and the waiter there."""
 
     line: LineDriver
     waiter: ThreadWaiter

@@ -430,7 +430,7 @@ class WorkerPool:
     def _is_first_silence(self, place: int) -> bool:
         """Report whether none of the requests of a worker has met with a silent machine before.
 
-        Then it is not to blame. A second machine may have been brought down by it.
+        Then it is not to blame. A second silence with the same request may be its fault.
         """
         if not self._launch.is_idempotent:
             return False
@@ -464,5 +464,4 @@ class WorkerPool:
 
 
 def new_roster(workers: int) -> Roster:
-    """Return a roster whose pauses between starts are spread at random."""
     return Roster(workers, random.random)

@@ -123,8 +123,6 @@ class _Fields(NamedTuple):
 
 
 class _Search:
-    """The search for the faults of one item."""
-
     def __init__(self, convert: Convert) -> None:
         self.found: list[Detail] = []
         self._convert = convert

@@ -1,9 +1,8 @@
 """A limit on how deep an item from outside may be nested.
 
-Reading JSON or msgpack takes a piece of the C stack for each level. With the usual recursion limit
-the interpreter itself refuses an item that is nested too deep. In a program that has raised the
-limit it does not, and two megabytes of `[` would end the process. So bodies are checked before they
-are read wherever the limit has been raised, and nowhere else.
+Reading JSON or msgpack takes a piece of the C stack for each level. The interpreter refuses an item
+that is nested too deep, unless the program has raised the recursion limit: then two megabytes of
+`[` would end the process. So bodies are checked first where the limit has been raised.
 
 Since Python 3.12 what is written in C has a limit of its own, which is larger and which no program
 can raise: there the interpreter always refuses, and the check only keeps to the same levels.

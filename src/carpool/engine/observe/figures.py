@@ -3,9 +3,8 @@
 They are the numbers of `/metrics`, before anything is divided or averaged: a page that shows them
 compares two moments.
 
-`PastFigures` keeps those of the last ten minutes, for people who open the dashboard afterwards. One
-sample is kept of each `EVERY_S` seconds, as JSON and without what only the latest figures are
-shown of: some kilobytes a service. So the ring takes at most `MOST_BYTES`, however many there are.
+`PastFigures` keeps those of the last ten minutes, one sample for each `EVERY_S` seconds, as JSON
+and without what only the latest figures are shown of, in at most `MOST_BYTES`.
 """
 
 from __future__ import annotations

@@ -182,8 +182,6 @@ class _FunctionStage(StageStats):
 
 
 class FunctionStats(Stats):
-    """Counts the work of an async batch function on one event loop."""
-
     stage_stats = _FunctionStage
 
     def __init__(self, name: str, core: Core) -> None:

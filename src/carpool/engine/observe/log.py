@@ -180,9 +180,6 @@ class Outlet:
     Args:
         stream: Returns the stream. It is called for each line, since programs replace `sys.stdout`.
         as_line: Returns a text about dropped lines as a line like the others.
-
-    Attributes:
-        dropped: How many lines have been dropped since the last line about dropped ones.
     """
 
     def __init__(self, stream: Callable[[], TextIO], as_line: Callable[[str], str] = "({})".format) -> None:

@@ -2,8 +2,7 @@
 
 Graphs are lines in lines, so a picture needs no search for a good order: the elements of a line
 stand beside each other, branches below each other, and each block has a dot where it opens and one
-where it closes. So exactly one line comes to each stage, and what is known of the place (how many
-requests came, how long they waited) is known of that line.
+where it closes. So exactly one line comes to each stage.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LIST = "each"  # the name of the body of a list among names of branches
 
 
 class Branch(NamedTuple):
-    """A branch of a block, which is the number of the block in its graph."""
+    """A branch of the block with this number in its graph."""
 
     block: int
     name: str

@@ -59,8 +59,6 @@ class Reason(NamedTuple):
 
     Attributes:
         status: Of the answer in HTTP; 0 where there is none of this kind.
-        code: For programs.
-        text: For people.
         verb: What was done to the requests.
         is_alarming: Whether the service has trouble; else its callers have, or it starts or ends.
     """
@@ -92,9 +90,7 @@ class Summary(NamedTuple):
 
 
 class Refusals:
-    """Counts refusals by reason.
-
-    A reason is open from its first refusal until `EVERY_S` seconds have passed without any.
+    """Counts refusals by reason, each open until `EVERY_S` seconds have passed without any.
 
     Attributes:
         is_due: Whether a reason has been opened that has had no line yet.
@@ -222,7 +218,7 @@ def outcome_of(error: Exception) -> str:
 
 
 def text_for_clients(error: Exception, *, debug: bool = False) -> str | None:
-    """Return the text of an error if clients may read it, as all of them with `debug`; else None."""
+    """Return the text of an error if clients may read it (with `debug`, any text); else None."""
     if not (debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError)):
         return None
     text = text_of(error)

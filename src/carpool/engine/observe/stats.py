@@ -195,7 +195,6 @@ class StageStats:
                 self._count_places(now, requests)
 
     def stepped(self, rows: int, step_s: float) -> None:
-        """Count a step of a running set."""
         self.batch_sizes[rows] = self.batch_sizes.get(rows, 0) + 1
         self.compute_time.add(step_s)
 
@@ -441,7 +440,7 @@ class Stats:
             self.streams.ended(now, request, "cancelled")
 
     def snapshot(self, now: float) -> ServiceSnapshot:
-        """Call this in the driver's thread."""
+        """Return the numbers at `now`. Call this in the driver's thread."""
         total = sum(self.outcomes.values()) - self.outcomes["invalid_request"] - self.outcomes["invalid_item"]
         return ServiceSnapshot(
             name=self.name,

@@ -99,7 +99,7 @@ def _char_of(dtype: Any) -> int:
 
 
 class ArrayHead(NamedTuple):
-    """What a head says of an array, by its dtype's character."""
+    """What a head says of an array; `dtype` is the dtype's character."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -71,8 +71,6 @@ _NOT_A_BLOCK: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
-
     SETUP = 1  # service -> worker: what to run; one item
     STATE = 2  # worker -> service: loading, warming or ready, and then the warm-up's timings
     FAILED = 3  # worker -> service: the model could not be loaded; one item with the reason

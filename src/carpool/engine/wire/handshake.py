@@ -51,7 +51,8 @@ class Hello(msgspec.Struct, frozen=True):
         host: The name of its machine, for people.
         pid: The id of its process on that machine.
         device: The accelerators that it sees; empty if it says nothing of them.
-        node: The id of its node in a cluster; empty if it is in none, as is `actor`.
+        node: The id of its node in a cluster, as `actor` is that of its actor; empty if it is in
+            none.
     """
 
     version: str
@@ -115,16 +116,13 @@ def read_hello(head: bytes, packed: bytes) -> Claim:
 
 
 def is_proven(claim: Claim, token: bytes, nonce: bytes) -> bool:
-    """Report whether a worker has proven that it knows the token; `nonce` is that of the greeting."""
+    """Report whether a worker has proven that it knows the token; `nonce` is the service's."""
     return hmac.compare_digest(claim.proof, _proof(token, _BY_WORKER, nonce, claim.nonce, claim.packed))
 
 
 def verdict(claim: Claim, token: bytes, nonce: bytes, refusal: str = "") -> bytes:
-    """Return the answer to a worker that has proven itself, which proves the service to it.
-
-    Args:
-        nonce: That of the greeting.
-        refusal: Why the worker is not admitted; empty if it is.
+    """Return the answer to a worker that has proven itself, which proves the service to it. An
+    empty `refusal` admits the worker.
     """
     text = refusal.encode()[:LONGEST_TEXT]
     return _VERDICT.pack(_proof(token, _BY_SERVICE, nonce, claim.nonce, text), len(text)) + text
@@ -156,7 +154,6 @@ def hello(me: Hello, token: bytes, nonce: bytes, own_nonce: bytes) -> bytes:
 
 
 def verdict_rest(head: bytes) -> int:
-    """Return how many bytes follow the head of a verdict. Raises HandshakeError."""
     length: int = _VERDICT.unpack(head)[1]
     if length > LONGEST_TEXT:
         raise HandshakeError(f"the service answers with {length} bytes")

@@ -57,7 +57,7 @@ class Joining(NamedTuple):
 
 
 class StepTiming(msgspec.Struct, array_like=True, frozen=True):
-    """The least seconds of a step of so many examples in the warm-up, and those of starting them."""
+    """The least seconds of a step of so many examples in the warm-up, and of starting them."""
 
     rows: int
     step_s: float
