@@ -76,7 +76,7 @@ _OTHER = Reason(500, "other", "other reasons", "refused", True)
 
 
 class Summary(NamedTuple):
-    """One line; `period_s` is since the last line about the reason, None if this is the first one."""
+    """One line; `period_s` is since the last one about the reason, None if this is the first."""
 
     reason: Reason
     requests: int
