@@ -410,10 +410,11 @@ class FromFile:
         return _read_lengths(self.path, self.column, self.output)
 
 
-def _recorded(
+def Recorded(
     path: str, input: str = "ContextTokens", output: str = "GeneratedTokens", in_order: bool = False
 ) -> FromFile:
-    return FromFile(path, input, in_order, output)
+    """Return the lengths of a trace, whose columns have the names of published ones."""
+    return FromFile(path, column=input, in_order=in_order, output=output)
 
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
@@ -422,7 +423,7 @@ _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "exponential": Exponential,
     "bimodal": Bimodal,
     "file": FromFile,
-    "trace": _recorded,
+    "trace": Recorded,
 }
 
 
