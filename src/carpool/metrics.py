@@ -91,10 +91,8 @@ class _Sources(Collector):
             yield from function_metrics([self._snapshot(name, each) for name, each in self._functions])
 
     def _snapshot(self, name: str, function: ThreadBatch[Any, Any] | AsyncBatch[Any, Any]) -> FunctionSnapshot:
-        """Return the numbers of a function, whose good answers never become fewer.
-
-        They are read while calls go on, and may be a few off; Prometheus would take a counter that
-        falls for one of a new process.
+        """Return the numbers of a function; its good answers never become fewer, or Prometheus
+        would see a new process.
         """
         seen = function.stats()
         self._most_ok[name] = max(self._most_ok[name], seen.ok)

@@ -171,7 +171,7 @@ class Settings:
         return self.max_queue_size if self.size is None and not self.merge else _NO_LIMIT
 
     def new_policy(self) -> Policy:
-        """Make a policy for one batcher, with the limits of these settings filled in."""
+        """Make a policy for one batcher."""
         return new_policy(
             self.policy,
             self.limit,
@@ -408,9 +408,6 @@ class Bindable:
         """Return the runner of the batches of an instance's method. It lives as long as the
         instance.
 
-        Args:
-            new: Makes it, at the first call.
-
         Raises:
             TypeError: The instance cannot be referred to weakly.
         """
@@ -441,10 +438,6 @@ def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
     """Make the caller of a user's function or model.
-
-    Args:
-        sibling: The invoker of the same method of another instance. The two share one budget for
-            running batches again.
 
     Raises:
         TypeError: It cannot be called in batches.
@@ -492,9 +485,6 @@ class LoopCheck:
 
     Args:
         depth: How many functions of ours lie between the caller and the method that checks.
-
-    Attributes:
-        due: When the next check is due, by the driver's clock; infinity once the warning was given.
     """
 
     __slots__ = ("_depth", "_name", "due")

@@ -1,13 +1,11 @@
 """The decorator `@carpool.batch`: the callers of a function share its calls, in their process.
 
 Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async
-def`, callers are tasks, and a batch is a task. The function takes and returns a list; callers bring
-one item and get one result.
+def`, callers are tasks, and a batch is a task.
 
-The types at the end are for type checkers: the functions and classes that it takes, the objects
-that it returns, and its settings. Two lists stand twice, as checkers read them off declarations
-only: overloads cannot be inherited or computed, so `batch(f)` and `batch(...)(f)` have a list each;
-and a `TypedDict` is no dataclass, so `BatchSettings` repeats names of `Settings`.
+The types at the end are for type checkers. Two lists stand twice, as checkers read them off
+declarations only: overloads cannot be inherited or computed, so `batch(f)` and `batch(...)(f)` have
+a list each; and a `TypedDict` is no dataclass, so `BatchSettings` repeats names of `Settings`.
 tests/test_typing.py compares them.
 """
 

@@ -59,8 +59,6 @@ class _Drivers:
         latest: The driver that was used last, if its loop has the private `_thread_id` by which
             `__call__` sees that it runs in this thread; else None.
         closed_because: Why there are to be no more calls; None while there may be.
-        ends: For each loop, the task that closes its driver.
-        gone: The counts of loops that are closed.
     """
 
     __slots__ = ("by_loop", "closed_because", "ends", "gone", "latest")

@@ -213,7 +213,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return Ticket(self, waiter)
 
     def stats(self) -> FunctionSnapshot:
-        """Return the figures of the function so far; of a method, for its instance."""
+        """Return the figures so far; of a method, for its instance."""
         return self._driver.snapshot()
 
     def explain(self) -> dict[str, Any]:

@@ -169,8 +169,8 @@ class AsyncClient:
     async def _readiness(self) -> httpx.Response:
         """Ask whether the model can answer.
 
-        Older servers only report it of the whole server. They differ from one that has no such
-        model in what GET gets where the model is asked: 405, and not 404.
+        Older servers only report it of the whole server. GET gets 405 there, and 404 where there is
+        no such model.
         """
         http = self._connected()
         answer = await http.get(self._readiness_path)
@@ -485,11 +485,9 @@ class _SentItems:
     """The items of a bulk request, as pieces of its body.
 
     Args:
-        xs: The items.
         limit_s: How long the server may be silent while it owes an answer, in seconds.
 
     Attributes:
-        n: How many were read.
         n_answered: How many of them have their answers.
         has_ended: Whether all of them, and the end of the body, were handed over to be sent.
         wait: The wait for the answer that is under way, or the last one.

@@ -200,7 +200,7 @@ class Client:
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that closes its connections with itself.
 
-    The libraries below forget one if its maker is cancelled in the turn in which it is there.
+    The libraries below forget one whose maker is cancelled in that turn.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """The ways of a client to what it asks beside those of httpx: an app in the same process, and bulk.
 
 `AppTransport` lets httpx ask an ASGI app, with bodies in both directions as they come. `Duplex` is
-one bulk request over a connection of its own, whose body is sent while its answer is read. General
-HTTP clients send the whole body first. A server that answers meanwhile would then have to keep all
-answers, or stop reading; so bulk has its own few lines of HTTP/1.1.
+one bulk request over a connection of its own, whose body is sent while its answer is read; general
+HTTP clients send the whole body first.
 """
 
 from __future__ import annotations
@@ -129,13 +128,7 @@ _MOST_READ = 256 * 1024
 
 
 class Target(NamedTuple):
-    """Where a server is.
-
-    Attributes:
-        url: Its address.
-        uds: The path of its Unix socket; None if it listens on a port.
-        tls: How it is trusted; None without https.
-    """
+    """Where a server is."""
 
     url: str
     uds: str | None

@@ -1,8 +1,7 @@
 """The answers of a model of tables, one for each row.
 
-The answers are counted, cut up for the requests, turned into plain values, and written in the
-format that the client wants. An exception in the place of a row's answer, or within it, is that
-row's error: callers in Python find it there, and clients its code with a text of our own.
+An exception in the place of a row's answer, or within it, is that row's error: callers in Python
+find it there, and clients its code with a text of our own.
 """
 
 from __future__ import annotations
@@ -70,10 +69,6 @@ def with_errors(values: list[Any], what: str) -> list[Any]:
     """Return answers, with a `CarpoolError` in the place of each that is or has an exception.
 
     Those that are no fault of the client are logged, as no caller over HTTP sees their texts.
-
-    Args:
-        values: Plain values, as `plain` returns them.
-        what: Their maker, as the subject of a sentence.
     """
     if set(map(type, values)) <= _SCALARS:
         return values

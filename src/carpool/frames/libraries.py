@@ -1,8 +1,7 @@
 """Makes frames of pandas and polars for models of tables, cuts them and joins them.
 
-Neither library is imported before it is needed. With declared columns, how a cell is read does not
-depend on what else is read in the same call: only the type of its column counts, and types that
-depend on a whole column are refused.
+With declared columns, how a cell is read does not depend on what else is read in the same call:
+only the type of its column counts, and types that depend on a whole column are refused.
 
 Arrow streams are counted before they are read. A stream of few bytes can stand for a large table:
 its buffers may be compressed, or be one and the same for many columns; nulls, references and empty
@@ -81,7 +80,7 @@ class Library(ABC):
         """
 
     def likeness(self, frame: Any) -> Hashable:
-        """Return a value that is equal for frames that may be joined."""
+        """Return a value equal for frames that may be joined."""
         return likeness(frame)
 
 

@@ -1,8 +1,7 @@
 """CSV bodies that can be read as one: which these are, and how many rows each has.
 
-No value is parsed for that. Only bodies are joined that are so plain that their number of rows is
-certain: every record has as many fields as the header, quotes stand around whole fields, and all
-lines end in the same way. Any other body is read alone.
+Only bodies are joined that are so plain that their number of rows is certain: every record has as
+many fields as the header, quotes stand around whole fields, and all lines end in the same way.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def check_size(body: bytes, sheet: Sheet | None) -> None:
 
     Args:
         body: Without a byte order mark.
-        sheet: The body, if it is so plain that each row has all its cells.
 
     Raises:
         InvalidRequest: It would be out of proportion to its bytes (413).
@@ -147,8 +145,6 @@ def bad_cell(
     apart, or cannot be read for something else.
 
     Args:
-        body: The table.
-        columns: The types of its columns, by name.
         read: Reads a table with some of the columns, or raises; a row reads the same in any table.
     """
     if len(body) > _LARGEST_TO_TAKE_APART:

@@ -35,8 +35,6 @@ class FrameRows:
     """The rows of one request: a part of a frame, which may hold the rows of others as well.
 
     Attributes:
-        frame: The frame.
-        begin: The first row, counted from 0.
         end: The row after the last one.
         is_single: Whether they were sent as one record, which is answered with one value.
 
@@ -143,16 +141,7 @@ class _Share(NamedTuple):
 
 
 class _Records:
-    """Reads rows that come as a list of records or as one record.
-
-    Args:
-        library: Makes frames of them.
-        columns: Those that the model declares; None if it does not.
-        model: The model.
-
-    Attributes:
-        kind: The type of what comes.
-    """
+    """Reads rows that come as a list of records or as one record."""
 
     def __init__(self, library: Library, columns: Columns | None, model: type) -> None:
         self._library = library

@@ -5,7 +5,7 @@ heads by their exact bytes remembers its judgement with them, so a key that is p
 again costs nothing; `Access.on_change` is called when it must forget.
 
 `KeyRing` has the API keys of a server: a file of them, and how long each is good. Only digests are
-compared and kept. A key that is written in plain text is hashed where it is read.
+compared and kept.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ class Access:
         prefix: The path of a proxy, which stands before each path.
 
     Attributes:
-        wanted_headers: The headers that it looks at.
         rejected: How many requests had no key, or a wrong one.
         on_change: Are called when heads that were let in before may not be any more.
     """
@@ -98,13 +97,10 @@ class Access:
         self.rejected = 0
 
     def check(self, head: Head) -> HttpResponse | None:
-        """Judge a head, and note its caller and the headers of its answer for the caller's browser.
+        """Judge a head, and note its caller and its answer's headers; raises a `Refusal`.
 
         Returns:
             The answer to a browser that asks whether a page may ask; None for any other request.
-
-        Raises:
-            Refusal: The request may not be made.
         """
         headers = head.headers
         if head.path in self._open and head.method in _SAFE_METHODS:
@@ -403,9 +399,6 @@ class KeyRing:
         """Return the name behind a key; None if the key is not good.
 
         It takes the same time wherever in the file the key is, and if it is not there.
-
-        Args:
-            presented: The key as the client has sent it.
         """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None

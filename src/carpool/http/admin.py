@@ -67,9 +67,6 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
     """How many workers a stage is to have.
 
     Attributes:
-        workers: How many, or the fewest and the most.
-        stage: The name of the stage; None for the only one.
-        service: The name of the service; None for the only one.
         grace_s: How long answers in parts may go on in workers that go, in seconds.
     """
 
@@ -125,7 +122,7 @@ class Admin:
         return {path: partial(self._do, kind, change) for path, (kind, change) in orders.items()}
 
     async def reload(self, order: ReloadOrder) -> None:
-        """Replace the workers of services by new ones, which load anew.
+        """Replace the workers of services by new ones.
 
         Every service is tried, whatever becomes of the others.
 
@@ -398,10 +395,8 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
 
 
 class SourceFiles:
-    """The Python files below a folder, as they were when they were last looked at.
-
-    Args:
-        folder: The folder; hidden ones in it, and those of installed packages, are left out.
+    """The Python files below a folder, but for hidden ones and installed packages, as they were
+    when they were last looked at.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -433,9 +428,6 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
 
     What models write while they load is no reason: neither files that come or go meanwhile (kernels
     that are generated, code that is fetched), nor one that changes in three loads in a row.
-
-    Args:
-        files: As they were before the services were started.
     """
     changed = await asyncio.to_thread(files.rewritten)
     loads = dict.fromkeys(changed, 1)  # by file: in how many loads in a row it has changed

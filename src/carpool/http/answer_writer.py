@@ -10,12 +10,10 @@ queue is in one of three states, and passes through them in this order:
 * *answered*: its response is there, and waits for those before it to be written.
 
 The requests that are given or answered always come before those that are waiting. They are two
-deques and not one with a counter, so that there is no counter which could disagree with the
-requests.
+deques, as a counter could disagree with the requests.
 
-`AnswerWriter` is the half of a `Connection` that writes whole answers and answers in parts, and
-`Connection` calls it, when their turn has come. It is a base class of it, and not an object that it
-has, which would cost a request an attribute or a call more.
+`AnswerWriter` is the half of a `Connection` that writes. It is its base class, as an object of its
+own would cost a request an attribute or a call more.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ class HttpExchange(Exchange):
 
     Attributes:
         held: How many bytes of the body of a bulk request are in memory; only there.
-        response: The answer; None until it is there, or until all of its parts are.
         is_broken: Whether an answer in parts is broken off; set at its end.
     """
 
@@ -156,7 +153,6 @@ class AnswerQueue:
         return None
 
     def clear(self) -> list[HttpExchange]:
-        """Take out all requests, since nobody is there to take their answers."""
         owed = [*self.given, *self.waiting]
         self.given.clear()
         self.waiting.clear()
@@ -173,12 +169,7 @@ _RESET_S = 0.001  # a client near by that is gone has reset the connection by th
 
 
 class AnswerWriter(asyncio.Protocol, ClientConnection):
-    """The half of a connection that writes to the client.
-
-    Attributes:
-        counted_for: The model for which it counts as a connection; None if there is none, or if
-            there may be no room for it any more.
-    """
+    """The half of a connection that writes to the client."""
 
     _timers: Timers
 
@@ -317,8 +308,8 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written.
 
-        One behind others goes at the end of this turn of the loop, with those that come in the same
-        turn: each write is a call of the system.
+        One behind others goes at the end of this turn of the loop, as each write is a call of the
+        system.
         """
         delivery, head, given = _delivery_of(exchange), exchange.head, self._queue.given
         if not given or given[0] is not exchange:
@@ -422,8 +413,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection):
     def _probe_client_of_parts(self) -> None:
         """Find out at once whether a client that gets parts, and has ended its side, is gone.
 
-        What is sent here has its system reset the connection, which `probe` notices. So the stream
-        does not take up room for nobody.
+        What is sent here has its system reset the connection, which `probe` notices.
         """
         exchange = self._streaming
         if exchange is None or self._is_writing_paused or self._transport.is_closing():
@@ -445,13 +435,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def start_of_answer(response: HttpResponse, head: HttpHead, common: bytes, ids: RequestIds, *, is_last: bool) -> bytes:
-    """Return everything of an answer that comes before its body.
-
-    Args:
-        common: The headers that every answer has in the present second.
-        ids: Gives the answer an id if its client has given none.
-        is_last: Whether the connection is closed after it.
-    """
+    """Return everything of an answer that comes before its body."""
     status, body, content_type, headers = response
     headers = head.echoed(headers, ids)
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), common]

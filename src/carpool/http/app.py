@@ -5,10 +5,6 @@ Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`a
 asks `admit` once it has a request's head, reads the body unless that was refused, makes an
 `Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
 later.
-
-`App` starts and stops its services, and puts together the parts that do the work: `routes.py`
-judges heads by the table of addresses, and answers at those of models, `protocol_routes.py` answers
-at those of protocols, and `server_pages.py` shows pages.
 """
 
 from __future__ import annotations
@@ -282,7 +278,7 @@ class App:
             ask.endpoint.driver.pause(exchange, is_paused)
 
     def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left: if it is still queued, it is not run."""
+        """Give up an exchange whose client has left."""
         if self.observer is not None:
             self.observer.left(exchange, monotonic())
         ask, item = exchange.head.ask, exchange.item
@@ -502,7 +498,6 @@ class App:
         return [endpoint for endpoint in self.endpoints if not endpoint.is_leaving]
 
     def problems(self) -> dict[str, str]:
-        """Return the reasons why services do not answer now, by their names."""
         problems = {endpoint.name: endpoint.problem for endpoint in self.served}
         return {name: problem for name, problem in problems.items() if problem is not None}
 

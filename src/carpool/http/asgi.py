@@ -38,7 +38,6 @@ class AsgiExchange(Exchange):
     Attributes:
         news: Set when there is more of an answer in parts, or an ordinary response.
         is_unread: Whether the rest of the body of a bulk request is not read.
-        room: Set when there is room for more of it.
     """
 
     __slots__ = ("app", "has_ended", "is_broken", "is_unread", "news", "response", "room")
@@ -108,7 +107,6 @@ def lifespan(*apps: AppView) -> Callable[[Any], AbstractAsyncContextManager[None
 
 
 async def serve(app: AppView, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve one ASGI scope, which is a lifespan or a request."""
     if scope["type"] == "lifespan":
         await _lifespan(app, receive, send)
     elif scope["type"] == "http":
@@ -416,9 +414,8 @@ class ClientStalled(Exception):
 
 
 def within_limits(send: Send) -> Send:
-    """Return a `send` that passes bodies on in pieces, and gives each of them `SEND_S`.
-
-    It raises `ClientStalled` once the time is up, and what the server's `send` raises as it came.
+    """Return a `send` that passes bodies on in pieces, and gives each of them `SEND_S`, or raises
+    `ClientStalled`.
     """
 
     async def limited(message: Message) -> None:

@@ -7,11 +7,10 @@ bounded in both directions: by the window, which is narrower where lines or answ
 piece of the body, and one line. What has come of the body, and is not inside, counts among the
 bodies that the server is receiving (`Exchange.hold`).
 
-Lines come by the hundred thousand in a second. `BulkItems._items_of` uses the requests of answered
-lines again, since making one took 130 of the 485 bytecodes of a line. The lines of one piece share
-lane and deadline, so they are admitted and queued together (`alike` of `Flow.submit`). Answers of
-quick batches wait for the next ones while half of the window is queued, since a write and a poll
-cost about the same for 64 lines as for 200.
+`BulkItems._items_of` uses the requests of answered lines again, since making one took 130 of the
+485 bytecodes of a line. The lines of one piece share lane and deadline, so they are admitted and
+queued together (`alike` of `Flow.submit`). Answers of quick batches wait for the next ones while
+half of the window is queued, since a write and a poll cost about the same for 64 lines as for 200.
 """
 
 from __future__ import annotations
@@ -77,14 +76,11 @@ class BulkItems(ExchangeItems):
     """The items of a bulk request.
 
     Args:
-        exchange: Is answered line by line.
         window: How many items may be inside at a time.
-        longest: Bytes of the longest line.
         soon: Has something called at the end of this turn of the loop.
 
     Attributes:
         inside: The items that have no answer yet, or whose answers are not written, in their order.
-        is_flush_due: Whether answers are written at the end of this turn of the loop.
     """
 
     def __init__(
@@ -302,9 +298,7 @@ class BulkItems(ExchangeItems):
 
     def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
         """Return items for lines: those that have been answered, or new ones if there are too few.
-
-        There are millions of lines, and to make a request and to let go of it takes longer than to
-        use one again. All that a first stage changes of a request it has answered is set here.
+        All that a first stage changes of a request is set here.
         """
         ask, spare, n = self._ask, self._spare, len(lines)
         packed = ask.packed if ask.format == CUSTOM else b""
@@ -358,7 +352,7 @@ class BulkItems(ExchangeItems):
         self._spare.clear()
 
     def pause(self, is_paused: bool) -> None:
-        """Write nothing and take nothing for a client that does not take its answers, or go on."""
+        """Write nothing and take nothing for now, or go on."""
         self._is_paused = is_paused
         if not is_paused:
             self.flush_soon()

@@ -103,9 +103,6 @@ class Refusal(CarpoolError):
     """The HTTP layer itself refuses a request: its address, its method or how it was sent.
 
     Args:
-        status: Of the response.
-        code: One of `MESSAGES`.
-        headers: That the response has beside the usual ones.
         text: For the client, in the place of the text that `MESSAGES` has for the code.
     """
 
@@ -119,12 +116,7 @@ class Refusal(CarpoolError):
 
 
 class NotReady(Unavailable):
-    """Models of the server do not answer now; the text names them to who may see the names.
-
-    Args:
-        code: One of `MESSAGES`.
-        models: By name, what keeps a model from answering.
-    """
+    """Models of the server do not answer now; the text names them to who may see the names."""
 
     def __init__(self, code: str, models: Mapping[str, str] | None = None) -> None:
         self.models = dict(models or {})
@@ -152,9 +144,6 @@ def error_response(
     error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False
 ) -> HttpResponse:
     """Return the response to a request that ended with `error`.
-
-    Args:
-        error: A `CarpoolError`; anything else is our own fault and answered as an internal error.
 
     Raises:
         Exception: Of any kind, if the error is of a user's class with attributes that make no
@@ -198,12 +187,9 @@ class Formats:
 
     A model whose own `decode` reads a format that carpool reads, too, has replaced carpool's
     reading: `decode` gets all that is sent, and what it cannot get is refused. So it is with
-    `encode` and what is written. A format of the model's own comes
-    beside JSON and msgpack.
+    `encode` and what is written. A format of the model's own comes beside JSON and msgpack.
 
     Args:
-        first: Traits of the first stage, which reads.
-        last: Traits of the last stage, which writes.
         others_read: The content types that the address reads by itself, for the text of a 415.
         of_entries: Whether it is about the entries of a list, and about lines. These are JSON or
             msgpack, or what the model's own `decode` and `encode` make of that.
@@ -520,13 +506,7 @@ def not_allowed(methods: Sequence[str]) -> Refusal:
 
 
 def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
-    """Return the refusal of an address at which there is nothing.
-
-    Args:
-        owner: The owner of other addresses, with the verb.
-        paths: These addresses, of which the text names some.
-        more: How the sentence goes on.
-    """
+    """Return the refusal of an address at which there is nothing."""
     *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
     named = f"{', '.join(first)} and {last}" if first else last
     listed = f" {owner} {named}{more}." if paths else ""

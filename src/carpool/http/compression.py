@@ -33,7 +33,6 @@ class Compression:
 
     Args:
         codings: `zstd` and `gzip`, those that may be used in the order of preference.
-        from_bytes: The size of the smallest answer that is compressed.
 
     Raises:
         ValueError: There is no such coding, or none that this installation has.
@@ -44,11 +43,7 @@ class Compression:
         self._encoders = [(coding.encode(), _encoder(coding)) for coding in codings]
 
     def compressed(self, response: HttpResponse, accepted: bytes) -> HttpResponse:
-        """Return an answer in the best coding that its client accepts, or as it is.
-
-        Args:
-            accepted: The client's `Accept-Encoding`; empty if it has sent none.
-        """
+        """Return an answer in the best coding that its client accepts, or as it is."""
         body, headers = response.body, response.headers
         if len(body) < self._from_bytes or not _COMPRESSIBLE.fullmatch(response.content_type):
             return response

@@ -1,7 +1,5 @@
 """The HTTP/1.1 front: one client connection, its order and flow.
 
-`reader.py` reads for it. `answer_writer.py`, its base class, writes the answers.
-
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
 * A client that ends its side still gets its answers; if it is gone, its queued requests are
@@ -23,8 +21,6 @@ Five state machines meet here; each moves by itself:
   client. While it is paused, nothing is read and nothing is given to the app.
 * *The connection*: open -> its client has ended its side (`_is_half_closed`) -> closing (the
   transport's `is_closing`) -> lost. The second step may be left out.
-
-Time is not among them: see `timers.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests whose bodies are converted here and not in the worker: forms and .npy files.
 
 A form (`multipart/form-data`) holds one file, or fields that fit the model's items. A body in the
-.npy format of numpy is one array. The header is read by numpy's rules but strictly:
-only plain dtypes, and a shape that fits the body, before anything is made of it.
+.npy format of numpy is one array. Its header may only have plain dtypes, and a shape that fits the
+body.
 """
 
 from __future__ import annotations

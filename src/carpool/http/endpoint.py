@@ -1,8 +1,4 @@
-"""One service as an app serves it: its life, its formats, and whether it could answer now.
-
-It also lists the addresses of a service with the meaning of a body at each, and tries a model as a
-client would: an example goes in as the body of a request, and the body of an answer comes out.
-"""
+"""One service as an app serves it: its life, its formats, and whether it could answer now."""
 
 from __future__ import annotations
 
@@ -52,13 +48,7 @@ class Endpoint:
         is_first: Whether the service is the first one of its app.
 
     Attributes:
-        addresses: Where it can be asked.
-        formats: Which formats its model reads and writes.
         weigher: Weighs its items; None if each counts for one.
-        key_header: The header whose value requests must have in common to share a batch; None for
-            none.
-        driver: Takes the service's requests; None until it is started.
-        checked_at: When an example last ran through the service.
         is_first: Whether it answers where no model is named, such as at `/predict`.
         is_leaving: Whether the service is being removed, and only answers what is inside.
     """
@@ -82,7 +72,7 @@ class Endpoint:
         self.is_leaving = False
 
     async def start(self) -> None:
-        """Start the service; when this returns, its workers have run the examples."""
+        """Start the service, and run its examples."""
         self.handle = self.service.run_async(output=self.output, join=self._join, on=self._on)
         await self.handle.start()
         self.driver = self.handle.driver
@@ -164,7 +154,6 @@ class Address:
     """One address of a service.
 
     Attributes:
-        path: As clients write it, quoted.
         takes: The type of a body, or of an item of the list that the body is.
         formats: Which formats are read and written there.
         of_lines: Those of an item that is a line of a body.
@@ -199,9 +188,6 @@ class Address:
     def choose(self, content_type: bytes | None, accept: bytes | None, *, is_bulk: bool = False) -> tuple[int, int]:
         """Return the result of `Formats.choose`, with the adapter in the number of the first
         format.
-
-        Args:
-            is_bulk: Whether the body is lines with an item each, which are JSON.
         """
         if is_bulk:
             format, written = self.of_lines.choose(JSON_TYPE, JSON_TYPE)
@@ -220,12 +206,7 @@ def ready_path(name: str) -> str:
 
 
 def _read_here(reads: Traits, of_entries: Formats, *, is_item: bool) -> list[str]:
-    """Return the content types that no worker reads, but an address by itself.
-
-    Args:
-        of_entries: The formats of its lines.
-        is_item: Whether it is an item, and not what an adapter makes one of.
-    """
+    """Return the content types that no worker reads, but an address by itself."""
     types: list[str] = []
     is_made_here = is_item and not of_entries.owns_input
     if is_made_here and can_read_forms():

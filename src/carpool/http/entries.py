@@ -2,8 +2,8 @@
 that `carpool score` writes.
 
 There an object whose only key is `error` is an error, and no result is one: a result that is such
-an object is written as `{"result": {"error": …}}`, and so is one that looks like that already. All
-other results are written as they are. Servers, clients and `carpool score` share these functions.
+an object is written as `{"result": {"error": …}}`, and so is one that looks like that already.
+Servers, clients and `carpool score` share these functions.
 """
 
 from __future__ import annotations

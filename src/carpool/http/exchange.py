@@ -1,10 +1,7 @@
 """One HTTP request and the answer that it is owed: the noun that the app and both its fronts share.
 
-This file imports neither the app nor its models. It needs two protocols of them,
-`ErrorResponder` and `ServedModel`.
-
-`RequestIds` are for requests whose clients have given them none, and `Notes` record one
-request while it is inside, for the log and for traces.
+`RequestIds` are for requests whose clients have given them none, and `Notes` record one request
+while it is inside, for the log and for traces.
 """
 
 from __future__ import annotations
@@ -126,13 +123,7 @@ class Ask:
     """The wish of a request for a model, as `App.admit` reads it off its head.
 
     Attributes:
-        endpoint: The model.
-        responder: Puts an error into HTTP.
         format: How the body is to be decoded (see `wire/payload.py`).
-        accept: How the result is to be encoded.
-        timeout_s: The most seconds that the request may take.
-        lane: Its priority, as a lane of the queue.
-        content_type: Of the response with the result.
         packed: The whole head, for a model whose `decode` asks for it; empty otherwise.
         framing: How the answer is written in parts; None if the client takes the whole answer.
         stream_s: The most seconds that an answer in parts may take, as the client says.
@@ -158,16 +149,12 @@ class Head:
     Equal heads mean the same, so a front may keep them and use them for several requests.
 
     Attributes:
-        method: As received.
-        path: As received, without the query.
         headers: By name in lower case; only those in `WANTED_HEADERS` and what the front needs.
         query: The part of the address behind the `?`; kept only by an app that `wants_heads`.
         fields: All headers; kept only by an app that `wants_heads`.
-        route: Answers the request; set by `App.admit`.
         ask: The wish of the request, and the model that is asked; set by `App.admit`, None for the
             app's own pages.
         model: The model that is asked; None for pages, and where the body will say it.
-        caller: The name of the key with which it is asked; empty where keys are not needed.
         extra: Headers that each answer to it has; set by `App.admit`.
         in_own_words: Words error responses, at an address of a protocol; None elsewhere.
     """
@@ -218,7 +205,6 @@ class Head:
         """Return the headers of an answer, with those of each answer to this head, and with an id.
 
         Args:
-            headers: Those that the answer has already; an id among them stands.
             ids: Gives an id where the client has given none; None where another one does that.
         """
         headers += self.extra
@@ -234,7 +220,6 @@ class Exchange(Request):
     """A request that came over HTTP and takes its answer itself. Each front has its own `respond`.
 
     Attributes:
-        head: The request's head; its body is the item.
         delivery: How far its answer in parts has come on its way; None if it has none.
         notes: The notes of its times and stages; only an app with an `Observer` sets it.
     """
@@ -307,7 +292,6 @@ class Exchange(Request):
         where there is little to do, and otherwise raised by a route.
 
         Args:
-            responder: Answers for the errors of a thread.
             work: Does the work; it uses nothing that belongs to the loop.
         """
         if nbytes < LARGE:
@@ -338,12 +322,7 @@ class Exchange(Request):
         then: Callable[[T], object],
         refuse: Callable[[CarpoolError], HttpResponse],
     ) -> None:
-        """Call `then` with the content that `read` finds in a body, as `work_beside` does.
-
-        Args:
-            read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            refuse: Makes the response to the error.
-        """
+        """Call `then` with the content that `read` finds in a body, as `work_beside` does."""
 
         def tried() -> tuple[T] | CarpoolError:
             try:
@@ -474,9 +453,6 @@ class RequestIds:
 
     A good answer on the fast path writes both by itself (`AnswerWriter.answer_now`), since a call
     and an object less are the difference between a cost that can be measured and one that cannot.
-
-    Attributes:
-        next_number: Returns what follows it in the next id.
     """
 
     def __init__(self) -> None:
@@ -493,9 +469,6 @@ class InStage:
     """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        arrived: When it entered the stage.
-        started: When a worker got to its batch.
-        batch: The id of the batch, unique in its stage.
         left: When it left the stage; None if that is not known, as in a row of stages, where it
             came to the next one then, or while it is there.
         branches: In which branches of a graph the place is, the outermost first.
@@ -517,7 +490,6 @@ class Notes:
     """The notes of one request while it is inside.
 
     Attributes:
-        began: When the app got it.
         trace: The id of its trace, as W3C has it.
         span: The id of our span in it.
         tracing: The span itself, where spans are made.

@@ -106,13 +106,11 @@ class ExchangeItems:
         return sum([_nbytes(item.result) for item in self.items if item.error is None])
 
     def cancel(self) -> None:
-        """Give up all items: nobody waits for them any more."""
         if self.model.driver is not None:
             for request in self.submitted:
                 self.model.driver.cancel(request)
 
     def pause(self, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
         if self.model.driver is not None:
             for request in self.submitted:
                 if request.stream is not None:
@@ -207,9 +205,6 @@ def _format_of_answer(ask: Ask) -> int:
 
 def split(body: bytes | bytearray, format: int, allowance: Allowance) -> list[bytes]:
     """Return the items of a list, each as it was written.
-
-    Args:
-        allowance: Says how many items it may have.
 
     Raises:
         InvalidRequest: The body is malformed (400), or the list is too long (413).

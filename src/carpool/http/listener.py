@@ -51,7 +51,6 @@ class PortListener:
 
     Args:
         host: The address to bind, with or without brackets; `::` is for IPv4 as well.
-        port: The port to bind; 0 takes a free one.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -196,7 +195,6 @@ class Certificates:
 
     Args:
         cert: The file with the certificate and those that lead to its root, in PEM.
-        key: The file with its private key; None if that is in `cert`.
         client_ca: The file with the roots that clients' certificates must lead to; None if clients
             need none.
 
@@ -216,7 +214,7 @@ class Certificates:
         self.context = self._read()
 
     def refresh(self) -> None:
-        """Read the files again if one has changed; log those that are no good."""
+        """Read the files again if one has changed; log bad ones."""
         try:
             states = self._states()
             if states == self._seen:
@@ -261,10 +259,6 @@ class Acceptor:
 
     Those that have not shaken hands are strangers: there may be only so many at a time, and the
     newest come in.
-
-    Args:
-        sock: Listens, and does not block.
-        most_strangers: How many may be shaking hands at a time.
     """
 
     def __init__(

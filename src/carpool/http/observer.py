@@ -1,7 +1,7 @@
 """Adds to an answer on its way out: an id, times, a line in the log, spans.
 
 An app has an `Observer` only where something of this is asked for. Then answers take the long way
-through `Connection._write`, and each request carries `Notes`. Otherwise nothing here is called.
+through `Connection._write`, and each request carries `Notes`.
 
 `Tracer` makes spans for OpenTelemetry, of requests, and of batches with links to their members.
 """
@@ -43,9 +43,7 @@ _ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
 
 
 class Lines(NamedTuple):
-    """Which requests get a line in the log.
-
-    Those that are refused or fail always do, and so do those whose clients leave.
+    """Which requests get a line in the log; those that fail, or whose clients leave, always do.
 
     Attributes:
         share: How many of the others, from 0 to 1; probes that are answered 200 never do.
@@ -70,15 +68,7 @@ class Lines(NamedTuple):
 
 
 class Observer:
-    """Watches the requests of an app.
-
-    Args:
-        tells_times: Whether answers have `Server-Timing`.
-        spans: Makes spans; None for none.
-
-    Attributes:
-        wanted_headers: The headers that it looks at.
-    """
+    """Watches the requests of an app."""
 
     def __init__(
         self,

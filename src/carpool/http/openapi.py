@@ -124,11 +124,7 @@ def document(
 
 
 class _Definitions:
-    """Moves definitions out of schemas, where pydantic puts them, to the document's components.
-
-    Args:
-        components: Those of the document; they are extended, and their references mended.
-    """
+    """Moves definitions out of schemas, where pydantic puts them, to the document's components."""
 
     _INSIDE = "#/$defs/"
 
@@ -341,7 +337,6 @@ def overview(
     """Return the page.
 
     Args:
-        pages: The addresses of the app's own pages.
         host: Under which name and port the client has asked; empty if it has not said.
     """
     found = host.decode("latin-1")
@@ -426,7 +421,7 @@ def _responses(route: ProtocolRoute, timeout_status: int) -> Mapping[str, Any]:
 
 
 def lines_of(shown: Sequence[ShownRoute]) -> Iterator[str]:
-    """Yield what a page for people says: each protocol with its addresses."""
+    """Yield each protocol with its addresses."""
     for name in dict.fromkeys(each.protocol for each in shown):
         routes = [each.route for each in shown if each.protocol == name]
         yield f"protocol {name}:"

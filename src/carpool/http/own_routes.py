@@ -105,9 +105,6 @@ class _Reading:
     async def begin(self, leaving: asyncio.Future[BaseException | None] | None) -> bool:
         """Wait for the first result of `next`; raise an error until then.
 
-        Args:
-            leaving: Ends when the client leaves, see `disconnected`.
-
         Returns:
             Whether the client is still there.
         """

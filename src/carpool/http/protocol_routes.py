@@ -1,8 +1,7 @@
 """Routes requests to protocols: finds their addresses, runs their items, writes their errors.
 
 `App.admit` comes here with addresses that it does not have itself. From here on the request is one
-as any other: a page if the protocol answers at once, else an exchange with items. The results of
-the items become one response (`SubmittedItems`), or are sent in parts (`SubmittedStreams`).
+as any other: a page if the protocol answers at once, else an exchange with items.
 """
 
 from __future__ import annotations
@@ -75,8 +74,6 @@ class ProtocolRoutes:
     Args:
         protocols: In the order in which addresses are given to them.
         problem: Returns why the app could not answer now; None if it could.
-        is_patient: Whether items wait while the queue is full.
-        root_path: The path that a proxy puts before each address.
 
     Attributes:
         headers: The names of further headers that the protocols read.
@@ -176,12 +173,7 @@ class ProtocolRoutes:
         return nothing_here(f"The protocol {protocol.name} has", paths)
 
     def ask(self, timeout_s: float, lane: Lane) -> Ask:
-        """Return what is asked of a model by a request to a protocol; which one, its body may say.
-
-        Args:
-            timeout_s: The time that its headers give it.
-            lane: That of the priority in its headers.
-        """
+        """Return what a request to a protocol asks of a model; which one, its body may say."""
         return Ask(
             endpoint=self._endpoints[0],
             responder=self._responder,

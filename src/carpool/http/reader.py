@@ -1,7 +1,6 @@
 """Reads requests off one connection's bytes. Sans-IO: httptools parses, this file sets the limits.
 
-A body of known, large length is received straight into memory of its own and never passes the
-parser:
+A body of known, large length is received straight into memory of its own:
 
 1. The reader has seen the head and calls `Connection.large_body_started` with the memory to be
    filled.
@@ -68,9 +67,6 @@ class RequestReader:
     Attributes:
         at_request_start: Whether the next byte is the first of a request, so that a known head may
             be looked up.
-        in_headers: Whether the headers of a request are being received.
-        requests: How many requests were begun.
-        held: How many bytes of the present request's body are in memory.
     """
 
     def __init__(self, state: ServerState, receiver: ClientConnection) -> None:
@@ -114,7 +110,6 @@ class RequestReader:
         """Read bytes, and return those that have to wait for their turn.
 
         Args:
-            data: The bytes that came.
             raw_head: The head with which `data` begins, blank line and all, if that is known.
         """
         self.at_request_start = False

@@ -1,12 +1,9 @@
 """The routes of an app: which function answers a request, by its head, and how models answer.
 
 `HeadAdmission` judges requests by their heads, before their bodies are read. It looks up in the
-table of routes which function answers at a path with a method, and reads off the head what is
-asked of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
+table of routes which function answers at a path with a method, and reads off the head what is asked
+of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
 called once the body has been received, and make of it requests to the model's driver.
-
-Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
-known head brings its packed form along. Requests of other models cost nothing more.
 """
 
 from __future__ import annotations
@@ -151,7 +148,7 @@ class HeadAdmission:
         self._there = what_is_there(routes, app.root_path)
 
     def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a request by its method, address and headers; see `App.admit`."""
+        """See `App.admit`."""
         access, routes = self._access, self._routes
         endpoint: Endpoint | None = None
         try:
@@ -344,10 +341,6 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     """Have each address list its methods, and repeat those for clients below a root path.
 
     The others are nowhere else, so that a rule of a proxy for their paths keeps all of them.
-
-    Args:
-        for_operators: Those for the ones who run the server, which are added.
-        root_path: The path that a proxy puts before each address; empty for nothing.
     """
     if root_path:
         routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
@@ -368,13 +361,7 @@ def _tell_methods(*methods: bytes) -> Handler:
 
 
 class WhatIsThere(NamedTuple):
-    """The answer to a client that asked at an address where nothing is.
-
-    Attributes:
-        owner: The owner of other addresses, with the verb.
-        paths: These addresses.
-        more: How the sentence goes on.
-    """
+    """The answer to a client that asked at an address where nothing is."""
 
     owner: str
     paths: list[str]
@@ -408,13 +395,7 @@ def check_root_path(path: str) -> str:
 
 
 class PredictRoutes:
-    """The routes of an app's models.
-
-    Args:
-        app: Words refusals, and counts them.
-        protocols: Runs the items of bodies that are converted here.
-        is_patient: Whether requests wait while the queue is full.
-    """
+    """The routes of an app's models."""
 
     def __init__(self, app: AppView, protocols: ProtocolRoutes, is_patient: bool) -> None:
         self._app = app
@@ -502,7 +483,6 @@ class PredictRoutes:
         exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
 
     def predict_bulk(self, exchange: Exchange) -> None:
-        """Have the lines of a body taken as they come, each as an item."""
         ask = exchange.head.ask
         assert ask is not None
         driver, handle = ask.endpoint.driver, ask.endpoint.handle

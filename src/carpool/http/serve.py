@@ -107,9 +107,6 @@ def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
 def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewhere | None = None) -> Server:
     """Make the server that some settings describe. Nothing is bound or started here.
 
-    Args:
-        on: Where worker processes run; None for what the settings say.
-
     Raises:
         ValueError: A setting is out of range, or everybody could ask at a public address.
         TypeError: JSON and msgpack cannot express a type hint of a service.
@@ -267,13 +264,7 @@ def check_port(port: int, setting: str) -> None:
 
 
 def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str], str]) -> str:
-    """Return why a server cannot listen, and what to do about it.
-
-    Args:
-        error: The error that binding raised.
-        settings: Of the server.
-        named: Returns how the user writes a setting.
-    """
+    """Return why a server cannot listen, and what to do about it."""
     host, port = settings["host"], settings["port"]
     if settings["socket"] is not None or settings["fd"] is not None:
         return f"cannot listen: {error.strerror or error}"

@@ -104,18 +104,14 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        host: The address to bind, unless there is a `listener`.
-        port: The port to bind; 0 takes a free one.
-        limits: How much one client may take up.
         listener: Where to listen, in the place of host and port.
-        tls: The server's certificate; None where TLS is not spoken.
         admin: Where those who run the server ask, and what is served there.
 
     Attributes:
         listener: Where the server listens.
         admin_listener: Where those who run it ask; None if that is no address of its own.
-        watched: The folder whose source files have the services reloaded when they change; None
-            for none.
+        watched: The folder whose source files have the services reloaded when they change; None for
+            none.
         drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
             already that the server drains.
     """
@@ -150,7 +146,7 @@ class Server:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """The sockets on which the server listens; empty until `bind`."""
+        """The listening sockets; empty until `bind`."""
         return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
@@ -214,9 +210,6 @@ class Server:
         After SIGTERM requests are served for `drain_delay_s` more.
 
         SIGHUP has the services load their models anew; see `AsyncHandle.reload`.
-
-        Args:
-            ready: Called when the services have started.
 
         Raises:
             OSError: The address is not free.

@@ -39,11 +39,6 @@ _TEXT_TYPE = b"text/plain; charset=utf-8"
 class StatusPages:
     """The pages about one app.
 
-    Args:
-        app: The app.
-        idle_check_s: After how long without a good answer `/readyz` runs an example.
-        timeout_status: Status of a missed deadline.
-
     Attributes:
         idle_check_s: After how long without a good answer `/readyz` runs an example.
     """
@@ -211,15 +206,7 @@ class _Source:
 
 
 class Dashboard:
-    """The dashboard of an app.
-
-    Args:
-        stats: Returns the statistics of the services that run.
-        responder: Puts an error into HTTP.
-
-    Attributes:
-        pages: The functions that answer, by path.
-    """
+    """The dashboard of an app."""
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:
         self._stats = stats
@@ -250,7 +237,6 @@ class Dashboard:
         self._sampler = asyncio.get_running_loop().call_later(EVERY_S, self._sample)
 
     def close(self) -> None:
-        """End the events of all viewers, since the server ends."""
         for timer in (self._timer, self._sampler):
             if timer is not None:
                 timer.cancel()

@@ -39,17 +39,10 @@ class Limits:
         connections: How many may be open at a time. One more is answered 503 and closed, unless it
             asks for `/livez`; from twice as many on the oldest of these are closed without an
             answer. Of several services none can have all (`shares.py`).
-        header_bytes: Size of all header lines of a request.
-        header_fields: How many headers a request may have.
-        target_bytes: Size of a request's address.
-        chunks: How many parts a chunked body may have.
-        pipelined: How many requests of one connection may be in the app at a time.
         body_bytes_in_flight: Size of all bodies that are being received, over all connections;
             twice the largest body if that is more.
         write_buffer_bytes: Size of the answers that may wait for a slow client before its
             connection is no longer read.
-        idle_s: Seconds between requests.
-        write_s: Seconds for which a client may take nothing of its answers.
     """
 
     connections: int = 1024
@@ -189,13 +182,11 @@ class ServerState:
     Attributes:
         ending: Those of them that have had their last answer, and are open only so that it arrives.
         beyond: Those for which there is no room, and which have not been answered yet.
-        shares: How many of the others each service has.
         kept_headers: The headers of a request that are not thrown away.
         heads: Recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
         ok_prefixes: By content type, a good answer up to the number in its id, for the present
             second.
-        next_number: Returns the number in the next id.
         memory: Holds large bodies.
         livez: The addresses that are answered although there is no room.
         is_draining: Whether connections are to be closed after the answers that are owed.

@@ -81,13 +81,9 @@ BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
 class Delivery:
     """How far an answer in parts has come on its way to an HTTP client.
 
-    How far the model has come with it says the `Stream` of the request; an answer that consists of
-    several requests, or of none, has no stream of its own.
-
     Attributes:
-        has_begun: Whether a part has been sent, or the head written: no status can report a
-            failure any more.
-        is_head_written: Whether the response has begun on the connection.
+        has_begun: Whether a part has been sent, or the head written: no status can report a failure
+            any more.
         held: Pieces that wait for the answers before it, or for a slow client.
         unread: How much that is.
         written_at: When a part was written by itself last, else when the request was made; see

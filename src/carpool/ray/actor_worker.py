@@ -2,17 +2,14 @@
 
 Its life:
 
-1. An actor is asked for, in the thread for errands, since that may block. While the cluster has no
-   room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes. If there
-   is room and it does not come, Ray may have placed it on a node that is silent, which Ray finds
-   out after a minute; then another one is asked for, on nodes from which messages came.
+1. An actor is asked for, in the thread for errands. While the cluster has no room for it, it is
+   pending: by that demand Ray's autoscaler adds nodes. If there is room and it does not come, Ray
+   may have placed it on a silent node; then another one is asked for, on nodes from which messages
+   came.
 2. The actor connects to the gate with a token of its own. From then on the worker is a
-   `JoinedWorker`, and is lost when its connection ends.
+   `JoinedWorker`, and is lost when its connection ends. An actor dies with its last handle.
 3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
    that sends nothing is a suspect (`session.py`).
-
-The handle of the actor and the reference of its call are kept until then: an actor dies with its
-last handle.
 """
 
 from __future__ import annotations
@@ -53,10 +50,6 @@ class ActorWorker:
     """One worker on a cluster; see `Worker` in drive/worker.py.
 
     Args:
-        session: The connection to the cluster.
-        launch: How to start the worker.
-        place: Its position in the stage.
-        on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when it has ended.
         sink: Not used, as what an actor prints is Ray's.
 
@@ -137,10 +130,6 @@ class ActorWorker:
 
         If Ray does not report then that the actor is dead, its whole node may hang, and is a
         suspect.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
         """
         self._ended_because = self._ended_because or why
         if self._joined is not None:

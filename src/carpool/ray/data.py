@@ -85,9 +85,7 @@ class StageScorer:
     """An actor of a dataset: it runs one stage for the rows that it is given.
 
     Args:
-        stage: The stage, as it runs there.
         column: The column of its items; None for whole rows.
-        output: The column for the answers.
         errors: The column for errors; None to raise them.
     """
 

@@ -77,7 +77,6 @@ class RayMetrics:
         self._show("carpool_worker_info", placed)
 
     def end(self) -> None:
-        """Set all gauges to 0, since the service is closed."""
         for name in self._shown:
             self._show(name, [])
 
@@ -115,7 +114,7 @@ _GAUGES = {
 
 @functools.cache
 def metric(name: str) -> Any:
-    """Return one of the metrics, which all services of this process share."""
+    """Return a metric of this process."""
     if name in _COUNTERS:
         return Counter(name, *_COUNTERS[name])
     return Gauge(name, *_GAUGES[name])

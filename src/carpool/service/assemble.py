@@ -86,7 +86,6 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
 
     Args:
         journal: Records what happens to each request; None to record nothing.
-        site: Where worker processes run; None for this machine.
 
     Raises:
         StartupError: A stage asks for a device that this process does not see.
@@ -320,9 +319,8 @@ _SHARES = (4, 2, 1)  # warm up with a quarter, half and all of a full batch, bes
 def warm_up_sizes(stage: Stage) -> dict[int, int]:
     """Return the numbers of examples to run at a time, rising, each with the sum of their sizes.
 
-    The examples are taken in turn, so that any number can be had. The numbers are those of one
-    example and of a quarter, half and all of a full batch, or the stage's allowed batch sizes.
-    There are none if the model has no examples or answers in parts, or the stage has no batches.
+    They are one, a quarter, half and all of a full batch, or the stage's allowed batch sizes. There
+    are none if the model has no examples or answers in parts, or the stage has no batches.
 
     Raises:
         StartupError: An example cannot be weighed.

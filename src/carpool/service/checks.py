@@ -8,9 +8,6 @@ Name, type, default and check of a setting stand on one line of its class:
 
     max_rows: int | None = setting(None, optional_count)
     cpus: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, as_cores)
-
-The class is a frozen dataclass, whose `__init__` is made of these lines, and its docstring has them
-under `Args`. Its `__post_init__` calls `keep_checked`.
 """
 
 from __future__ import annotations
@@ -304,10 +301,6 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None:
     """Check a policy or the name of one.
 
-    Args:
-        policy: The given policy.
-        in_parts: Whether it is for answers in parts.
-
     Raises:
         ValueError: There is no such policy, or it is for the other kind of answers.
         TypeError: It is none.
@@ -528,8 +521,6 @@ def setting(
     """Return a field with a default and a check.
 
     Args:
-        default: The value of a setting that is left out; none where the `__init__` of the class is
-            written by hand and has it.
         check: Takes the name and the value, and returns the value that is kept or raises ValueError
             or TypeError. None where the class checks it together with other settings.
         from_outside: Whether a file, the environment or a flag may change it.

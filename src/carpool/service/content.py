@@ -1,9 +1,8 @@
 """The content of a service's requests, which is bytes: opened only where its graph needs it.
 
 What branches have come to is put together unread: as one payload for the next stage or for a Python
-caller, and in JSON or msgpack as an array or an object around the branches' own bytes. A list from
-a worker comes as one payload of several, and one of a client's is cut where its items end. Opened
-are items for a `choose=` of the coordinator, and those that an empty branch hands on.
+caller, and in JSON or msgpack as an array or an object around the branches' own bytes. Opened are
+items for a `choose=` of the coordinator, and those that an empty branch hands on.
 """
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ class Declaration:
 
     Attributes:
         graph: The elements of which it consists, first to last.
-        stages: The stages in them, each once, in the order in which they are written.
         takes: The traits of what gets the items: the first stage, or what branches agree on.
         gives: The traits of what returns the answers: the last stage, or what branches come to.
 
@@ -176,7 +175,6 @@ def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
 
     Args:
         routes: As the user gives them: adapters by path, or None.
-        first: The stage that gets the items; None if several branches do.
 
     Raises:
         ValueError: There are several branches, a path is none or belongs to every app, or there are

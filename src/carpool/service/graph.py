@@ -2,7 +2,7 @@
 
 An element is a stage, a list of elements (a line; an empty one hands its item on), or one of
 `Parallel`, `Route` and `ForEach`. A stage may stand at several places; it is one pool of workers
-then. What cannot work is refused where it is written.
+then.
 """
 
 from __future__ import annotations
@@ -440,7 +440,6 @@ def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
     """Check by the hints that each element can take the results of the one before.
 
     Args:
-        gives: The type of what comes to the first one.
         whose: Its origin, as text; empty if it comes from the caller.
     """
     before: Stage | Block | None = None

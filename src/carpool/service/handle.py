@@ -1,8 +1,6 @@
 """The handle of a running service for the tasks of its loop; that for threads has one of these.
 
-Handles turn Python objects into requests and wait for the answers; the driver does the rest. A
-handle belongs to the process that started it. `Handle` is in `thread_handle.py`. `RunSettings` are
-those that `run`, `run_async` and `start` of `Service` take.
+A handle belongs to the process that started it.
 """
 
 from __future__ import annotations
@@ -291,7 +289,7 @@ class AsyncHandle:
         await self.running_driver.failed()
 
     def kill(self) -> None:
-        """End the workers at once, whatever they are doing; none is replaced."""
+        """End the workers at once; none is replaced."""
         self._running.kill()
 
     async def predict(

@@ -133,9 +133,6 @@ def join_of(service: Declaration, join: Any) -> Join | None:
 def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
     """Return for each of several services where its workers join.
 
-    Args:
-        join: The user's setting; it is for the only one of which workers can join.
-
     Raises:
         ValueError: See `join_of`; or the workers of several services would join at one address.
         TypeError: It is of the wrong kind.
@@ -151,9 +148,6 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
 
 def open_gate(join: Join, service: Declaration, pools: Sequence[WorkerPool]) -> tuple[Gate, JoinAddress]:
     """Open the gate of a service on the running loop; return it and its address.
-
-    Args:
-        join: Where, and who may join.
 
     Raises:
         StartupError: The address cannot be listened on.

@@ -45,7 +45,6 @@ def changed(services: Sequence[Service], of_services: Changes, of_stages: Change
     The text "none" stands for None where code may say None, and "1-8" for a range of workers.
 
     Args:
-        of_services: The settings of each service.
         of_stages: The settings of each stage, by its name or as SERVICE/STAGE.
 
     Raises:

@@ -45,7 +45,6 @@ class Running:
     """One service's driver, workers and guard, and where in its life it is.
 
     Attributes:
-        life: Where in its life the service is.
         gate: Where workers join that come by themselves, while the service is open.
         site: Where its worker processes run, if not on this machine.
         gate_address: The address of that, once it was opened.
@@ -219,8 +218,7 @@ class Running:
     def _forget_handle(self) -> None:
         """Wait no longer for the end of the handle.
 
-        Until then the interpreter holds this object: if a request of a batch that was never
-        answered refers to the handle, neither of them would ever be collected.
+        Until then the interpreter holds this object, and what refers to it is never collected.
         """
         if self._collected is not None:
             self._collected.detach()

@@ -326,13 +326,7 @@ class Stage:
     def new_step_policy(
         self, part_slo_s: float | None = None, slo_s: float | None = None, overload: str = "goodput"
     ) -> StepPolicy:
-        """Make a policy for one run of a stage that answers in parts.
-
-        Args:
-            part_slo_s: How far apart the parts of an answer should be, in seconds.
-            slo_s: How soon the first part should be there, in seconds.
-            overload: The goal of the service under overload; see `Service`.
-        """
+        """Make a policy for one run of a stage that answers in parts."""
         policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
         return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
 
@@ -367,9 +361,6 @@ def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
 
 def _check_run_in(run_in: str, model: AnyModel, given: Collection[str]) -> None:
     """Check where workers run against the model, and against settings that say more of it.
-
-    Args:
-        given: The settings of the workers that are not left out.
 
     Raises:
         ValueError: There is no such place, or a setting has no meaning there.

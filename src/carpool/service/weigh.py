@@ -89,10 +89,6 @@ class Weigher:
     def weigh_encoded(self, request: Request, item: Any, format: int = OBJECT) -> None:
         """Do the same for an item that is still encoded.
 
-        Args:
-            request: Whose item it is, or will be.
-            format: How it is encoded, as `carpool.engine.wire.payload` numbers formats.
-
         Raises:
             ValidationError: It does not fit the model's types.
             InvalidRequest: It is malformed.
@@ -127,10 +123,6 @@ class Weigher:
 def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
     """Return the weigher of the items of a stage, or None if each counts as one and is like any
     other.
-
-    Args:
-        stage: The stage; None if items are weighed where they come to branches.
-        has_keys: Whether stages of its service have keys, which do not count for others.
     """
     if stage is None or (stage.size is None and stage.length is None and stage.key is None and not has_keys):
         return None
@@ -141,9 +133,6 @@ def units(returned: Any, whose: str, setting: str = "size") -> int:
     """Return the result of a size or length function as an int of at least 1.
 
     0 counts as 1, since an empty item is an item of the batch all the same.
-
-    Args:
-        whose: The stage or function that it belongs to, for error texts.
 
     Raises:
         ModelError: It is not a whole number, it is negative, or it is above `LARGEST_SIZE`.
@@ -165,9 +154,6 @@ def valid_key(returned: Any, whose: str) -> Hashable:
 
     Keys are compared by the core, so they must be of Python's own plain types, or tuples of them,
     whose comparison runs no code of the user's.
-
-    Args:
-        whose: The stage or function that it belongs to, for error texts.
 
     Raises:
         ModelError: It is anything else.

@@ -29,7 +29,6 @@ class Features(NamedTuple):
         weights_known: Whether the core gets the weights, as sizes.
         lengths: The lengths of requests that bring none; None where these have none.
         lengths_known: Whether the core gets the lengths.
-        keys: The keys of requests; None where all may share a batch.
     """
 
     weights: Weights | None = None

@@ -102,14 +102,8 @@ def is_open_already(path: str) -> bool:
 class File:
     """A file or pipe that is written without a buffer, so that a killed process loses nothing.
 
-    It has what pyarrow asks of one.
-
     Args:
-        path: Of the file; see `is_open_already`.
         keep: How many bytes at its beginning are kept, unless it is a pipe or a device.
-
-    Attributes:
-        closed: Whether it is.
     """
 
     def __init__(self, path: str, keep: int) -> None:
@@ -199,8 +193,6 @@ class RowsFile:
     """A file of NDJSON or CSV, with a row for each answer.
 
     Args:
-        path: Of the file; "-" for the standard output.
-        rows: Makes the rows.
         done: Its content, which stays.
         is_retried: Whether the first answers take the places of errors that are in it.
     """
@@ -263,10 +255,6 @@ class SheetRows:
     name if answers have such a field.
 
     The header is made of the first good answer, and of what is known of the others.
-
-    Args:
-        header: That of the file, if it has one.
-        fields: The names of fields that answers may have, as far as they are known.
     """
 
     def __init__(self, header: Sequence[str], fields: Sequence[str] = ()) -> None:
@@ -368,9 +356,6 @@ class ParquetFile:
 
     The types of its columns are those of all answers. So these lie in a temporary file until all
     have come.
-
-    Args:
-        path: Of the file; "-" for the standard output.
     """
 
     def __init__(self, path: str) -> None:
@@ -497,7 +482,6 @@ class Errors:
     """The file of errors: a line for each row that has failed, with its number.
 
     Args:
-        path: Of the file.
         done: The work that was done before. Errors of later rows are dropped, since these are run
             again.
         is_retried: Whether those of earlier rows are, too: they stay until `forget` is called.

@@ -79,11 +79,7 @@ def failed(error: BaseException) -> Answer:
 
 
 class _Unfit:
-    """The rows that are not sent, which have their errors in their places among the answers.
-
-    Attributes:
-        errors: For each row without an answer its error, or None if it was sent.
-    """
+    """The rows that are not sent, which have their errors in their places among the answers."""
 
     def __init__(self, rows: Iterable[InputRow], item_of: Callable[[InputRow], Any]) -> None:
         self._rows = rows
@@ -238,13 +234,9 @@ class Job(NamedTuple):
     """The rows that are scored.
 
     Attributes:
-        source: The file of rows; "-" for the standard input.
         out: The file of answers; "-" for the standard output.
         errors: The file of errors; None for none.
-        in_format: Of the rows; None for what the name of the file says.
-        out_format: Of the answers; None for what the name of the file says.
         resume: Whether an earlier run is gone on with.
-        retry_failed: Whether rows that failed in it are tried again.
     """
 
     source: str

@@ -19,19 +19,15 @@ class Batch:
 
     Attributes:
         id: Unique within its stage.
-        stage: The position of its stage.
         place: The position of its worker in the stage.
         requests: Those that the worker still owes an answer.
-        ids: The ids of `requests`, in their order.
         n: How many requests it had at first.
-        size: Sum of the sizes of these.
         longest: Their longest length; 0 where requests have no lengths.
         reason: Why it went when it did (the policy's word).
         is_switch: Whether its worker has served another key before.
         ahead: Whether it was handed over while its worker still had another.
         started: When its worker got to it, which is when it was handed over unless it went ahead.
         call_started: When user code was last entered for it.
-        answered_at: When a part of it was last answered.
         given_up: Why the worker is taken to hang; empty if it is not.
         busy_s: Seconds that its worker has spent on it, as far as it has replied.
         hop_s: Seconds that it was on its way besides, once it is done.
@@ -164,7 +160,6 @@ class Reply:
     """The answers of one worker to a batch, or to a part of it.
 
     Attributes:
-        ids: The requests that are answered, all of the batch or some of it.
         results: One for each of `ids`; where there is an error, the result does not matter.
         errors: By position in `ids`, why a request failed; None if none did.
         busy_s: Seconds that the worker spent on these answers, reading and writing included.

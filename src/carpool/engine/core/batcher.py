@@ -31,18 +31,13 @@ class Batcher:
     """The workers of one stage that answers in batches.
 
     Args:
-        name: As for `Lobby`.
-        policy: As for `Lobby`.
-        queue: As for `Lobby`.
         max_batch_time_s: A worker that spends longer in one call is taken to hang. Infinity if the
             user has not set it.
         patience_s: In that case, how long a call may go on that no caller waits for (see
             `core/times.py`).
-        idempotent: As for `Lobby`.
         runs_ahead: Whether a worker may be handed its next batch before it is free. It has no
             effect where requests must not be run once more, since what lies with a worker that is
             given up may still be run by it.
-        weigh: As for `Lobby`.
         keyed: Which workers serve which keys; None where requests have none.
 
     Attributes:
@@ -51,11 +46,8 @@ class Batcher:
         safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
             of its sizes, or its padded size.
         times: How long batches take, and may take.
-        in_flight: The batch that each busy worker runs, by the worker's place.
-        at_work: The same: what each worker is at work on, as `Crew` has it.
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
-        running: How many requests workers have been handed and have not answered.
         places: Which of its workers are idle, lent to callers' threads, or about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -141,8 +133,6 @@ class Batcher:
         """Note that a worker is gone; return what becomes of its batch, None if it had none.
 
         Args:
-            now: The time.
-            place: The position of the worker.
             unsent: Requests of its batch that it had not been sent yet.
             blames: Whether one of its requests may be to blame.
         """
@@ -171,7 +161,7 @@ class Batcher:
     # -- workers run calls
 
     def restart_hang_timer(self, now: float, place: int, batch_id: int | None = None) -> None:
-        """Count the time of a worker anew; see `Crew`."""
+        """See `Crew`."""
         batch = self.in_flight.get(place)
         if batch is not None and (batch_id is None or (batch_id == batch.id and not batch.given_up)):
             batch.call_started = now
@@ -185,8 +175,6 @@ class Batcher:
         worker reports them before it replies.
 
         Args:
-            place: The position of the worker.
-            batch_id: Its batch.
             calls: For each call that ran out, the positions of its items in the batch; one at
                 least.
             fitted: The same for each call that went through.
@@ -222,14 +210,6 @@ class Batcher:
 
         They are in the order of `ids`; None stands where an id is double or was never asked for.
         Only those that are still running are to have their answers: for the others it is late.
-
-        Args:
-            now: The time.
-            place: The position of the worker.
-            batch_id: The batch that it answers.
-            ids: The requests that it answers, all of the batch or some of it.
-            busy_s: The seconds in user code that were spent on these answers.
-            ok: Whether none of them is an error.
         """
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:
@@ -439,7 +419,6 @@ class Batcher:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
-            now: The time.
             room: How many requests may be handed to workers, as there is room for their results.
             dropped: The requests that the policy drops are appended here, and why.
         """

@@ -47,12 +47,9 @@ class Core:
         crews: Of the stages; their order is the numbers of the stages.
         declared: What the graph of the first service is made of; a line of all stages if it is not
             given.
-        slo_s: As for `Flow`, of the first service.
-        content: Likewise.
         journal: Records what happens to each request, if given.
 
     Attributes:
-        flows: The services.
         flow: The first of them.
         doors: The requests that wait for room outside of all queues.
     """
@@ -224,8 +221,6 @@ class Core:
         """Have a worker back that `Batcher.lend` took out; poll then.
 
         Args:
-            batcher: Of the only stage.
-            place: The worker's.
             request: What it is at work on; None if on nothing.
             began: When it began with that.
             id: The id that the worker has for this request, and for its batch.
@@ -380,14 +375,9 @@ class Core:
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
 
-        What it owed is run once more, each request alone, so that one which kills workers is found
-        and harms no other; it fails if it must not be run again, or was the only one that a worker
-        had when this happened once more.
+        What it owed is run once more, each request alone (see `core/lobby.py`).
 
         Args:
-            now: The time.
-            stage: The position of the worker's stage.
-            place: The position of the worker in it.
             unsent: Requests of its batch that it cannot have begun with: they wait as if untaken.
 
         Returns:

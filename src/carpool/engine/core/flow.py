@@ -35,17 +35,12 @@ class Flow:
         declared: What its graph is made of.
         transit: Ends what is refused, and has others begin.
         slo_s: How soon after their admission requests are due; None leaves it at their deadlines.
-        content: Takes items apart and puts results together.
 
     Attributes:
-        graph: Its nodes.
-        doors: Where requests wait for room, one for each place at which they may begin.
-        on_the_way: Where its requests are between two nodes.
         closed_because: Why new requests are refused; None while they are not.
         is_held: Whether requests wait at the doors for now, of a graph that is no line.
         admitted: How many requests have been admitted; of these, `answered` have been, `failed`
             with an error, and `cancelled` were.
-        refused: How many requests were refused when they came.
         alone: How many went alone, and were admitted and answered that way.
     """
 
@@ -94,7 +89,6 @@ class Flow:
 
     @property
     def unanswered(self) -> int:
-        """How many callers of admitted requests still wait."""
         return self.admitted - self.answered - self.cancelled
 
     @property
@@ -110,8 +104,6 @@ class Flow:
         other are taken in together, or refused. Those that were cancelled before are passed over.
 
         Args:
-            now: The time.
-            requests: None of them was submitted before.
             alike: Whether all are known to be new, of one lane, one due and one deadline, each of
                 size 1 and without companions.
 
@@ -308,9 +300,6 @@ class Flow:
         there; None if it may.
 
         Args:
-            now: The time.
-            part: The newcomers.
-            door: Where they would wait.
             give_way: The requests that would leave the queue for them.
             beside: By node, the rest of the lot that needs room there.
         """
@@ -422,7 +411,7 @@ class Flow:
     # -- those that are dropped
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
-        """End requests unserved that were admitted before, each with the reason."""
+        """End admitted requests unserved, each with its reason."""
         again_s = self.retry_after_s(now)
         for request, why in dropped:
             error = overloaded(request, why)

@@ -89,8 +89,6 @@ class Node:
         begins: Whether the requests of its service begin here, all of them and no others.
         is_first: Whether some of them begin here.
         is_last: Whether all results are answers.
-        is_shared: Whether its stage has other nodes besides.
-        is_held: Whether it hands out nothing for now.
         came: How many requests have come here, where its stage has other nodes besides.
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
@@ -190,7 +188,6 @@ class Door:
     not lead into the service, it leads into the body of an `Each`.
 
     Attributes:
-        queue: They.
         heads: The nodes at which those come to wait first that begin here.
         needs: The nodes at which there must be room for those that go on.
         behind: The queue behind it, if it is the only way into that, and there is no other; else
@@ -252,8 +249,6 @@ class Fork:
     Attributes:
         ends: Whether what they come to is the answer, or a part of it.
         running: How many requests have children inside.
-        then: What becomes of what they come to.
-        block: The fork or `Each` around it.
     """
 
     is_tuple = True
@@ -293,9 +288,9 @@ class Each:
 class Switch:
     """Several ways on by name, of which one is taken.
 
-    `choose` names it by the item; without it results name it themselves. One that `refuses` fails
-    what comes where there is no room; else there is always room, as what is before it waits for
-    room on all ways. `then` is what follows all of them.
+    Without `choose` results name it themselves. One that `refuses` fails what comes where there is
+    no room; else there is always room, as what is before it waits for room on all ways. `then` is
+    what follows all of them.
     """
 
     def __init__(
@@ -333,7 +328,6 @@ class Graph:
     graph alone.
 
     Attributes:
-        start: Where requests begin.
         nodes: The last ones first: each comes before those that need it.
         blocks: Its forks and lists, likewise.
     """

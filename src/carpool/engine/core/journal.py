@@ -102,7 +102,6 @@ def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[B
 
 
 def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Order]) -> None:
-    """Write into the journal who joins, rests and goes on by the orders that are sent."""
     for order in orders:
         for request in order.join:
             parts = stream_of(request).parts

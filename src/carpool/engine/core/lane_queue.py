@@ -247,8 +247,7 @@ class LaneQueue:
     def cut_out_taken(self, taken: Sequence[Request]) -> None:
         """Remove the entries of requests, wherever they stand, that were taken just now.
 
-        No entry may stay behind, as it would count as waiting again once its request waits in
-        another stage.
+        An entry that stayed behind would count again once its request waits in another stage.
         """
         self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
         if self.levels is not None:

@@ -14,9 +14,6 @@ Exactly one of any number of closers does the closing; the others wait for it.
     forked     refused   -         forked          forked           -       forked  forked
     abandoned  refused   -         abandoned       abandoned        -       forked  abandoned
 
-Both handles use this table; `tests/engine/core/test_life.py` explores it in every order of a few
-callers.
-
 No work that threads post is lost with the loop. All calls of its mailbox are made under one lock of
 the driver's. While the loop lives, the first work since it last looked is to wake it; the loop's
 thread empties the mailbox after the loop has stopped. Later work is done by the thread that brings
@@ -109,9 +106,8 @@ class Life:
     """The life of one handle.
 
     Attributes:
-        state: Its present state.
-        takes_calls: Whether calls are let through; while it starts or drains, the core decides
-            what becomes of them.
+        takes_calls: Whether calls are let through; while it starts or drains, the core decides what
+            becomes of them.
     """
 
     __slots__ = ("__weakref__", "state", "takes_calls")

@@ -77,8 +77,6 @@ class LoneCall:
         requests: Its request, once one had to be made since another caller came; empty until then.
         pending: 1 until that request has its answer.
         batch: What it runs, once it leads like any other; None until then.
-        result: What the function returned for the item.
-        error: Why it failed; None if it did not.
     """
 
     __slots__ = ("batch", "began", "deadline", "error", "item", "pending", "requests", "result", "thread")
@@ -206,8 +204,8 @@ class Line:
     def take_batch(self, now: float, slot: int) -> Batch | None:
         """Return the batch to run with a slot that was claimed; None if the policy holds it back.
 
-        In that case the slot is free again, and the thread is to sleep (`asleep_until`), not to
-        `step` at once. A leader has no deadline from here on: it waits for what it runs itself.
+        In that case the slot is free again, and the thread is to sleep (`asleep_until`). A leader
+        has no deadline from here on: it waits for what it runs itself.
         """
         leader, _ = self._leaders[slot]
         self.core.worker_ready(0, slot)
@@ -308,8 +306,7 @@ class Line:
     def _catch_up(self) -> None:
         """Make a leader of the lone caller: do what was left out, as of the time when it began.
 
-        It is called as soon as another caller comes, before anything else happens in the line. The
-        lone thread, which is inside the function, finds its request and `batch` in its `LoneCall`.
+        It is called as soon as another caller comes, before anything else happens in the line.
         """
         lone, self.lone = self.lone, None
         assert lone is not None

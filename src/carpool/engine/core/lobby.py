@@ -39,9 +39,7 @@ class Lobby:
     """What waits in one stage, and the policy of the stage.
 
     Args:
-        name: The stage's name.
         policy: Decides when and how many; owned by this stage alone.
-        queue: Where requests wait.
         idempotent: Whether a request may be run once more when its worker is lost.
         weigh: Writes on a request what the result of the stage before counts for in this one: its
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`. Of an
@@ -57,15 +55,12 @@ class Lobby:
         on_fault: Is called with the stage's name and what its policy has raised, and may raise
             that; the driver sets it. Without it what policies raise is raised.
         learns: Whether the policy learns from batches that are done.
-        predicts: Whether it says itself how long requests wait.
         most_room: The most requests that can ever be handed to workers at once, as there is room
             for what they become.
         closing: Whether no request can join the queue any more, so that nothing is held back.
         nodes: Its places in the graphs of services. Requests of all of them share batches; those of
             a lobby by itself have None for their node.
-        is_shared: Whether there are several of these.
         entered: How many requests have joined the queue.
-        early: How many answers have been early ones, by a result that said so.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
     """
@@ -223,8 +218,6 @@ class Lobby:
         """Put requests in the queue; their `node` and `arrived` must be set already.
 
         Args:
-            now: The time.
-            requests: At least one.
             soonest: The earliest of their deadlines, if it is known.
             nbytes: How many bytes they hold, if they are in order (see `Queue.push_in_order`).
             dues_differ: Likewise.
@@ -268,7 +261,6 @@ class Lobby:
         """Let the requests of a worker that is gone wait again, as far as they may run once more.
 
         Args:
-            now: The time.
             blamed: Those that the worker may have been at work on, so that each is to run alone.
             resting: Those that it had, and was not at work on.
             untold: Those that had not been sent to it.

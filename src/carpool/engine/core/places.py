@@ -23,7 +23,6 @@ class Places:
         idle: The places of those that could take a batch now. The one that was busy last comes
             last, and is used first: its caches are warm.
         leaving: The places of those that take no batch any more, until they are reported.
-        lent: The places of those that are lent to callers' threads.
         are_slots: Whether they are slots of one function, so that all of them make its calls.
     """
 

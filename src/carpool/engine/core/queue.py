@@ -43,8 +43,6 @@ class Queue:
     taken from one by one.
 
     Args:
-        max_size: The most requests that may wait.
-        max_bytes: The most bytes that they may hold.
         ageing_s: How long a lane is passed over before it rises by one level of priority.
         levels: How requests are sorted by length; None where neither lengths nor keys matter.
 

@@ -27,8 +27,7 @@ judge.
 `Recycling` replaces a worker by a fresh one although nothing is wrong with it, for models that leak
 memory, or get slower with time. One worker of a stage is replaced at a time, since its successor
 needs memory while it is still there. If a successor cannot load, the old worker stays, and it is
-tried again later. So it is where the successor itself holds too much memory as soon as it has
-loaded: then the limit is too low for the model, and workers that come and go would be no cure.
+tried again later. So it is where the successor itself holds too much memory once it has loaded.
 """
 
 from __future__ import annotations
@@ -79,9 +78,6 @@ class PlaceRecord:
         index: The worker's number for the user, from 0. It decides on cores, devices and
             environment. A successor takes over the number.
         start_at: When a dead worker is to be replaced.
-        order: The number of the present worker among all that the stage has started.
-        starts: How many workers have been started in this place.
-        is_new: Whether its worker is a newcomer.
         is_leaving: Whether its worker is to go, without a successor in this place.
         was_ready: Whether a worker in this place has ever been ready.
         is_retried: Whether the place was taken over from one whose worker was ready: until it has
@@ -110,7 +106,6 @@ class Roster:
 
     Attributes:
         places: All places, each by its number; a number is used once.
-        failed: Whether the stage is given up.
         stopping: Whether the service ends, so that no worker is started and deaths do not count.
         is_renewed: Whether all workers are being replaced, so that only newcomers are started.
     """

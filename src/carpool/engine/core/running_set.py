@@ -28,7 +28,6 @@ class Order(NamedTuple):
 
     Attributes:
         number: 1 for the first order to this worker, and one more for each further one.
-        leave: Ids of streams to stop; they are out of the next step.
         join: Requests to start, or to resume where `stream.kept` is not empty.
         pause: Ids of streams, perhaps just joined, that keep their places and are not stepped.
         resume: Ids of those that are stepped again.
@@ -51,7 +50,6 @@ class Parts(NamedTuple):
     A stream is in them once, or twice: with a part, and then with its end.
 
     Attributes:
-        ids: The streams.
         kinds: What is said of each: MORE, LAST, END, BACK or FAILED.
         values: The part of each, its whole answer if its caller takes that, or the exception with
             which it has failed.
@@ -84,7 +82,6 @@ class SetReport(NamedTuple):
 
     Attributes:
         seen: The number of the last order that it has followed.
-        stopped: Whether it waits for an order.
         parts: What has come of its streams; those that made no part are left out.
         rows: How many streams were stepped; 0 if there was no step.
         step_s: Seconds that the step took, with what lies between it and the one before.
@@ -114,19 +111,11 @@ class RunningSet:
 
     Attributes:
         members: Its streams, by id, in the order in which they joined.
-        size: The sum of their sizes.
-        number: Of the last order.
-        seen: The last order that the worker has followed, by its reports.
-        is_stopped: Whether it waits for an order.
-        stop_when: That of the last order.
         starting: The sum of the lengths of those that have joined since the last order that the
             worker has followed.
         resting: How many members it has the order not to step.
-        steps: How many steps the worker has reported.
         unfollowed: The orders by which streams join, rest or go on, and which the worker has not
             followed yet.
-        to_join: Requests that join by the next order.
-        to_leave: Ids that the next order sends away.
         gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
         pauses_changed: Whether pauses have changed since the last order.
@@ -244,7 +233,7 @@ class RunningSet:
         return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
 
     def await_suspect(self, awaits: bool) -> None:
-        """Have all members rest from the next order on for a suspect that joins, or no longer."""
+        """Have all members rest from the next order on, or no longer."""
         if awaits != self.awaits_suspect:
             self.awaits_suspect = awaits
             self.pauses_changed = True

@@ -87,7 +87,6 @@ class SafeSize:
         return int(self._too_much) if self._is_found() else (limit + int(self._too_much)) // 2
 
     def _is_found(self) -> bool:
-        """Report whether nothing is left to find out between the limit and what is too much."""
         if self._too_much == inf:
             return False
         if self._sizes is not None:

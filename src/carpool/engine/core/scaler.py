@@ -57,8 +57,6 @@ class Scaler:
     """How many workers one stage should have, from the fewest to the most.
 
     Args:
-        least: The fewest workers.
-        most: The most workers.
         limit: The largest batch, in units of the requests' sizes.
         slo_s: The SLO; infinity for none.
         cost_s: Returns what a batch of a size takes, its way included; 0 while that is not known.
@@ -80,11 +78,9 @@ class Scaler:
         """Return how many workers the stage should have.
 
         Args:
-            now: The time.
             arrivals: How many requests have come so far, those included that were refused.
             unit: The mean size of a request.
             wait_s: How long a request that comes now is expected to wait.
-            workers: How many there are or will be soon.
         """
         self._count(now, arrivals)
         self.needed = self.rate * unit / (_HEADROOM * self.capacity)

@@ -36,8 +36,7 @@ order pauses them, and the suspect joins, for its start and one step, only when 
 followed it. So no other stream can be to blame for a second loss, and the others lose only some
 steps. A suspect none of whose parts arrived reaches the deadly step later, in company; if a second
 worker is lost with it in the same step of its own, it makes all of these steps alone
-(`RunningSet.note_loss`). Once one of several such suspects is convicted, the others make one step
-alone, as usual.
+(`RunningSet.note_loss`).
 """
 
 from __future__ import annotations
@@ -84,34 +83,22 @@ class Stepper:
     """The workers of one stage that answers in parts.
 
     Args:
-        name: As for `Lobby`.
-        policy: Decides who joins; owned by this stepper alone.
-        queue: As for `Lobby`.
         rows: Most streams in a running set.
         limit: Most units that the streams of a set may come to hold.
         resumable: Whether the model can go on from the parts that it has made.
         silence_s: How long a stream may be silent: before its first part, and between parts.
         max_stream_s: How long a stream may take in all.
         max_batch_time_s: As for a batcher; a call is one of `start` or `step`.
-        patience_s: As for a batcher.
-        idempotent: Whether a stream may be started once more.
         weigh: Writes on a request how many units a stream may come to hold that gets this result of
             the stage before; may raise a `CarpoolError`. By default it is 1.
         measure: Returns the bytes that a part holds while it is kept.
 
     Attributes:
-        times: How long the first parts of streams take to come, and how long calls may take.
         safe_size: How many units a running set can hold before memory runs out.
-        running: How many streams are in running sets.
         leaving: The places of workers that are to go: no stream joins these any more, and those
             that they have go on.
         late_results: What workers said of streams that others have by now.
         sets: The running set of each worker, by its place.
-        at_work: The same: what each worker is at work on, as `Crew` has it.
-        steps: How many steps were reported.
-        parts: How many parts were handed on.
-        resumed: How often a stream went on from its parts.
-        stray_parts: How many parts came of streams that had left.
         step_s: Smoothed seconds of a step.
     """
 
@@ -291,9 +278,6 @@ class Stepper:
         one step alone: most likely the others that were lost with it are innocent.
 
         Args:
-            now: The time.
-            place: The position of the worker.
-            unsent: Streams that had not been sent to the worker yet.
             blames: Whether one of its streams may be to blame: of those that it may have been
                 stepping or starting.
         """
@@ -346,7 +330,7 @@ class Stepper:
     # -- what takes too long
 
     def attend(self, now: float) -> Attention:
-        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
+        """See `Batcher.attend`."""
         expired = self.lobby.expire(now)
         hung = []
         attention_at = self.queue.earliest_deadline

@@ -1,8 +1,7 @@
 """How long the batches of one stage take: all that is learned of it, but for what a policy learns.
 
-There are three kinds of questions: what a batch usually takes (predictions, batches ahead), what it
-takes at least (admission), and what it may take at most before its worker is given up. What batches
-of each size take is the policy's to learn; where it does not, it is learned here, if a scaler asks.
+What batches of each size take is the policy's to learn; where it does not, it is learned here, if a
+scaler asks.
 
 A slow call is not a crash: as long as a caller waits for it, it may go on. Where the user has set
 no limit, a call is given up once no caller has waited for it for a while. It is given up sooner

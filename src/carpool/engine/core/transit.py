@@ -189,9 +189,6 @@ class Transit:
            the request.
 
         Args:
-            now: The time.
-            crew: The batcher of the stage.
-            reply: Has the results and errors of all of them.
             takers: The requests, each in the place of its result; None for a stray one.
             began: When the worker began with the batch; None if it is not the one that it runs.
         """
@@ -337,12 +334,7 @@ class Transit:
         """Have a request, which runs, go on with an item to what follows.
 
         Args:
-            now: The time.
-            request: The request.
-            after: What follows.
-            item: What goes on.
             turn: The name of the way that it takes, or the `Onward`; None if it names none.
-            moves: As for `take_turn`.
             is_new: Whether it is the result of a node, and not what the request came with.
             is_encoded: Whether it is in the format that the caller accepts, if it is the answer or
                 a part of it.

@@ -2,8 +2,7 @@
 its results.
 
 An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
-others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
-sent, and its results are written as callers accept them.
+others go on.
 
 What is alike goes a shorter way to the same outcome: `_answer_array` is short for `_answer`,
 `_decode_alike` for `_decode_each`, `_write_alike` for `_write_each`, and `Invoker.run_now` for
@@ -97,13 +96,11 @@ class BatchAnswerer:
     """Answers batches with a loaded model.
 
     Args:
-        invoker: Calls the model.
         adapters: Make items of what is sent to addresses of their own.
         is_first: Whether requests begin here, so that clients could send the examples.
         is_last: Whether all results are answers, where it has no `spots`.
         spots: What becomes of results; each item says which one of these it is at.
         before_predict: Called before the model's part of each batch, and `after_predict` after it.
-        main: Finds classes of the parent's main program.
         same_process: Whether replies stay in this process, so that exceptions may go with them as
             they are.
 
@@ -166,7 +163,6 @@ class BatchAnswerer:
         Args:
             sizes: How many examples to time at a time, rising; none where the model takes single
                 items.
-            clock: Monotonic seconds.
 
         Returns:
             The sizes and the least seconds that each took, without those that there was no time for
@@ -339,13 +335,10 @@ class BatchAnswerer:
 
     @fast_path("whole_arrays", declined=False)
     async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
-        """Answer a batch that is one array with one array, if the model takes it as it is.
+        """Answer a batch that is one array with one array, if the model takes it as it is; report
+        whether it was done.
 
-        Fast path of `_answer`: the same outcome (tests/engine/worker/test_fast_paths.py). To make
-        an object of each row, and to let go of them all, takes as long as to copy the block.
-
-        Returns:
-            Whether it was done; if not, nothing was.
+        Fast path of `_answer`: the same outcome (tests/engine/worker/test_fast_paths.py).
         """
         n = len(frame.ids)
         is_plain = frame.formats.count(OBJECT) == n and (

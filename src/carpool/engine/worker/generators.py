@@ -73,8 +73,6 @@ class _Group:
     Attributes:
         generator: Yields a list of parts, one for each item that there was at first.
         kept: By place, the parts that were made for items which were not stepped.
-        alive: The places of the items that still run.
-        has_begun: Whether something was taken from the generator.
     """
 
     def __init__(self, generator: Any, n: int) -> None:
@@ -104,11 +102,6 @@ class BatchGenerators:
 
     What a generator's `yield` returns is the set of the places that still run, so that it can leave
     out those whose answers have ended or whose callers have gone.
-
-    Args:
-        predict: Makes a generator of a list of items.
-        own: See `ItemGenerators`.
-        beside: Likewise.
     """
 
     def __init__(self, predict: Predict, own: Own = own_part, beside: Beside | None = None) -> None:

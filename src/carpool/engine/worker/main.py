@@ -1,12 +1,10 @@
 """The program of a worker process, which runs `worker/serve.py` over a socketpair until the socket
 ends.
 
-`drive/process.py` starts it as a fresh interpreter,
-`python -m carpool.engine.worker.main FD PARENT NAME`,
-with one end of a socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with
-the parent. The process ends when the socket ends. If user code hangs then, a thread that watches
-the socket ends the process. If even that thread does not get to run, the kernel ends the process
-when the parent dies.
+`drive/process.py` starts it as a fresh interpreter, `python -m carpool.engine.worker.main FD PARENT
+NAME`, with one end of a socketpair as file descriptor FD; NAME is for `ps`. If user code hangs as
+the socket ends, a thread that watches the socket ends the process. If even that thread does not get
+to run, the kernel ends the process when the parent dies.
 """
 
 from __future__ import annotations

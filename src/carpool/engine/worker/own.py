@@ -6,9 +6,6 @@ same memory again. What a model's hooks hand to each other never leaves its work
 anything, such as a document that takes its whole vocabulary along where it is pickled. There only
 plain data is copied: containers, arrays, tensors and records.
 
-Failed items are reported by an outcome and a report for each, with the exception itself where that
-can travel.
-
 A stage may stand at several places of a graph. Those that differ for its workers, in what becomes
 of a result, are a `Spot` each. Each item comes with the number of its spot, beside the encoding
 that its caller wants.
@@ -52,7 +49,6 @@ def own(value: Any, handed_on: bool = False) -> Any:
     exception, with its traceback, but its arguments and attributes are copies from then on.
 
     Args:
-        value: Any object.
         handed_on: Whether it only goes from one hook of a model to the next. Then what is no plain
             data is returned as it is.
     """

@@ -1,10 +1,9 @@
 """Metrics of the user's own that change in a worker process, on their way to `/metrics`.
 
-A model makes counters, gauges and histograms of prometheus_client as in any program. Its worker
-gives away their present values at most every `EVERY_S` seconds. One on the machine of its service
-writes them into a file of its own. One that has come over the network sends them when it has
-nothing to do, or behind an answer (`remote.py`). The service's process puts together what all
-workers say when somebody asks (`observe/own_metrics.py`).
+A worker gives away the present values of its model's metrics at most every `EVERY_S` seconds. One
+on the machine of its service writes them into a file of its own. One that has come over the network
+sends them when it has nothing to do, or behind an answer (`remote.py`). The service's process puts
+together what all workers say when somebody asks (`observe/own_metrics.py`).
 """
 
 from __future__ import annotations

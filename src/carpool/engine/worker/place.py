@@ -4,10 +4,9 @@ and OpenMP, and which accelerators it sees.
 A model can ask which worker it runs in: threads and tasks of one process each have their own
 answer, and all threads of a worker process have one.
 
-BLAS and OpenMP start a thread for every core unless an environment variable says otherwise. Several
-workers then have more threads than there are cores, and so does a container that may use fewer
-cores than it sees. Threads that spin while they wait for each other can make a service fifty times
-slower. So workers get as many as the user has set, or their share of the cores.
+BLAS and OpenMP start a thread for every core unless an environment variable says otherwise. Too
+many threads can make a service fifty times slower, so workers get as many as the user has set, or
+their share of the cores.
 
 CUDA counts only the devices that `CUDA_VISIBLE_DEVICES` names, and counts them anew from 0. So a
 worker that sees one device finds it as `cuda:0`, whatever its number is on the machine.
@@ -258,14 +257,9 @@ def decide_threads(
     variable is added.
 
     Args:
-        stage: The name of the stage, for the log.
-        exported: The environment of this process, to which the stage's own, `env`, is added.
-        env: See there.
-        workers: How many workers the stage has.
         pinned: For each worker, the number of cores that it is tied to; None if workers are not
             tied to cores.
         cores: How many cores there are for all of them.
-        all_workers: How many worker processes the service has in all its stages.
         limit: To how many cores' time the container is limited; None if it is not. Where workers
             are tied to more cores than their share of it, they get a thread for each of the share.
     """

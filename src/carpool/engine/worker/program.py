@@ -65,7 +65,6 @@ class Program(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Its `sys.path`, with absolute entries.
-        folder: Its working directory.
         main_name: The name of its main module, as in `python -m main_name`; None if it has none.
         main_file: The file of its main module; None if it has none that can be run again.
     """
@@ -340,15 +339,7 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         program: Where the parent finds its modules.
         model: The packed model, see `pack_model`.
-        batched: Whether `predict` takes lists.
-        allowed_batch_sizes: How long these lists may be; None for any length.
-        warm_up: Numbers of examples to run at a time and to time, rising.
-        is_first: Whether the stage is the first one, which decodes requests.
-        is_last: Whether the stage is the last one, which encodes responses.
-        isolate_errors: Whether a batch that raises is halved to find the guilty items.
-        retry_on_oom: Whether a batch that runs out of memory is run again in smaller calls.
         oom_errors: Full names of exceptions that mean out of memory, see `retry.Retrier`.
-        cores: Where the worker runs; None leaves the affinity alone.
         log_level: The parent's log level if its program has set up logging, else None.
         warm_up_shapes: Calls with one example over and over that are run and timed, too: the
             example's position, and how often it is in the call.

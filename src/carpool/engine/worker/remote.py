@@ -88,7 +88,6 @@ def live(sock: socket.socket, read_setup: ReadSetup, *, leaves_on_signals: bool)
     """Be the worker that the first frame describes until the connection ends.
 
     Args:
-        sock: A connection that has been admitted.
         read_setup: Returns what the first frame says, and what finds the model.
         leaves_on_signals: Whether SIGTERM and Ctrl-C have the worker leave in good order; for the
             main thread only.

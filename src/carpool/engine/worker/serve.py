@@ -22,20 +22,17 @@ A model that answers in parts has another loop, which steps its running set with
         Runner.step              ... a call of the model for all that run
       _send_report               one frame with all that has come of it
 
-One report follows each order and each step. What it says of times leaves nothing out but waiting: a
-step has taken all that lies between it and the one before, but for starting those who have joined.
-So policies learn how far apart parts really come.
+One report follows each order and each step; its times leave nothing out but waiting.
 
 It is the same for a worker process (its link is in `worker/main.py`), a thread and a task of the
 loop (`drive/local_workers.py`). Where receiving blocks the thread instead of suspending a task,
 `results.run_now` runs all of it.
 
 Between two calls a worker does as little as it can. Where calls take milliseconds its caches are
-cold: a bytecode that runs once then takes 0.1 µs and more, so 1,500 of them take longer than the
-send that wakes the service. Hence the fast paths for scalars and arrays in `wire/frame.py` and
-`worker/answer.py`, and one call of C code for all items where possible. A second thread that sends
-the answers was rejected: it waits for the interpreter's lock while the next call runs, and a crash
-of that call loses the answers of the batch before it.
+cold, so 1,500 bytecodes take longer than the send that wakes the service. Hence the fast paths for
+scalars and arrays in `wire/frame.py` and `worker/answer.py`, and one call of C code for all items
+where possible. A second thread that sends the answers was rejected: it waits for the interpreter's
+lock while the next call runs, and a crash of that call loses the answers of the batch before it.
 """
 
 from __future__ import annotations
@@ -142,9 +139,6 @@ async def serve(
     """Load the model and answer batches; if loading fails, report why and return.
 
     Args:
-        link: The connection to the stage.
-        setup: The worker's stage and place, and how to call the model.
-        find_model: See `FindModel`.
         fatal_errors: Exceptions that end the worker instead of failing an item.
         is_ending: Whether the worker is in fact being ended; user code may raise the fatal errors
             by itself.
@@ -412,16 +406,8 @@ class StepAnswerer:
     """Follows orders and makes steps with a loaded model, and puts what comes of them into frames.
 
     Args:
-        invoker: Has the model.
-        batches: Decodes items and encodes whole answers as for batches.
         retrier: Knows which errors end the worker.
-        before_next_call: Called before each call of the model but the first one of a step.
-        in_step: Called as each call of `step` begins, as part of it.
         same_process: Whether frames stay in this process.
-        beside: Has asynchronous generators run beside each other; None where there is no loop.
-
-    Attributes:
-        number: That of the last order that was followed.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ class Row:
     """One stream in a running set.
 
     Attributes:
-        item: Its item as `start` gets it.
         again: Returns the item once more, as it came; None if it will not begin again.
         is_given: Whether the model has been given the item, and may have changed it.
         accept: The encoding in which its caller wants parts, or the answer.
@@ -107,7 +106,6 @@ class Outs:
     A stream is there more than once if a part of it is followed by its end.
 
     Attributes:
-        rows: The streams.
         kinds: `MORE`, `LAST`, `END` or `BACK` of `wire/order.py` for each, `LAST` if the value is
             `Failed`; once it is packed, an outcome if it has failed.
         values: The part of each, the whole answer of one that takes it, `Failed`, or None; once it
@@ -188,11 +186,8 @@ class Runner:
     """A model of steps and its running set.
 
     Args:
-        model: What is stepped.
         retrier: Knows which errors are whose fault, and how much time may be spent on finding out.
-        can_resume: Whether the model has `resume(xs, parts)`.
         postprocess: Called with each part, and with its item too if `postprocess_takes_x`.
-        postprocess_takes_x: See there.
         collect: Makes one answer of the parts; None for a list of them.
         before_next_call: Called before each call of the model but the first one of a step.
         in_step: Called as each call of `step` begins, as part of it.

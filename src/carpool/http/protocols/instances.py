@@ -122,9 +122,6 @@ def of_inputs(
 def records_of(names: Sequence[str], rows: Sequence[Sequence[Any]], allowance: Allowance) -> list[bytes]:
     """Return rows as JSON objects, each with all names.
 
-    Args:
-        allowance: The limits of the body in which each name stands once.
-
     Raises:
         InvalidRequest: The objects would be out of proportion to the body (413).
     """
@@ -215,12 +212,7 @@ _DEFAULTS = {HEALTH_ROUTE: "/health", PREDICT_ROUTE: "/predict"}
 
 
 class Vertex(HttpProtocol):
-    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one.
-
-    Args:
-        environ: The variables; those of the process by default.
-        always: Whether it answers at the usual paths where no variable names them.
-    """
+    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one."""
 
     name = "vertex"
 

@@ -58,14 +58,7 @@ def count_tokens(counter: CountTokens | None, value: Any) -> int:
 
 
 class TextForm:
-    """The differences between completions and chats.
-
-    Attributes:
-        item: The class of the items.
-        kind: OpenAI's name of a whole answer.
-        chunk_kind: Its name of a piece of a stream.
-        prefix: Of the ids of answers.
-    """
+    """The differences between completions and chats."""
 
     item: ClassVar[type[Sampling]]
     kind: ClassVar[str]
@@ -138,14 +131,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """The parts of a request that are not for the model.
-
-    Attributes:
-        n: How many answers to each prompt.
-        stream: Whether they are sent as they come.
-        stream_options: Whether the usage comes at the end of a stream.
-        user: Who asks, which is not looked at.
-    """
+    """The parts of a request that are not for the model."""
 
     n: int = 1
     stream: bool = False
@@ -177,13 +163,6 @@ def submission_of(
     nbytes: int,
 ) -> Submission:
     """Return the submission of a request.
-
-    Args:
-        wishes: The further wishes of the request.
-        parameters: All else in its body.
-        counter: Counts the tokens of a text; None if the model cannot.
-        created: The time, in seconds since 1970.
-        nbytes: The length of the body.
 
     Raises:
         InvalidRequest: The parameters do not fit, or would be too many items.
@@ -311,7 +290,6 @@ class ChoiceTerms:
     """Where the answers to a request end, and how they are counted.
 
     Attributes:
-        stops: The texts at which one ends.
         max_tokens: How many tokens one may have; None if the client has not said it.
         count: Counts the tokens of a text; None if the model cannot, and each part is one.
     """
@@ -326,7 +304,6 @@ class Choice:
     """How far the text of one choice has come; it is cut at the first stop.
 
     Attributes:
-        terms: Where it ends, and how it is counted.
         is_yielded: Whether the model gives it in parts, one for each token.
         tokens: How many there were; all are counted once it has ended.
     """

@@ -301,7 +301,6 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
 
     Args:
         table: The form of the results by their hint; None if that does not say.
-        results: One for each row; records are dicts.
 
     Raises:
         ModelError: They cannot be rows of tensors.
