@@ -24,7 +24,10 @@ from tests.support.http import models
 from tests.support.http.both_fronts import asked, both_fronts
 from tests.support.http.front import get, post
 from tests.support.http.net import Client, RunningServer, serving
+from tests.support.sources import ROOT
 from tests.support.waiting import wait_until
+
+PAGES = ROOT / "src" / "carpool" / "http" / "pages"
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +118,15 @@ def test_pages_load_their_own_files_only(port: int, page: str) -> None:
     for name in names:
         assert "://" not in name
         assert asked(port, get(f"/{name}"), "GET").status == 200
+
+
+def test_libraries_of_others_have_their_licences() -> None:
+    """Next to each vendored library is its licence, and the list says version and origin."""
+    listed = (PAGES / "VENDORED.md").read_text()
+    for name, licence in (("uPlot.iife.min.js", "uPlot.LICENSE"),):
+        assert name in listed
+        assert licence in listed
+        assert (PAGES / licence).stat().st_size > 500
 
 
 def stage(**changes: Any) -> dict[str, Any]:

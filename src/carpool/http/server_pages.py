@@ -1,7 +1,7 @@
 """The pages about a server: health, metrics, models, their description in OpenAPI, the dashboard.
 
 The dashboard is a page, the figures of the last ten minutes, and those of each second as
-server-sent events. Pages load nothing but files of this folder.
+server-sent events. The files of the pages are ours, and libraries of others with their licences.
 """
 
 from __future__ import annotations
@@ -308,7 +308,8 @@ _HEADERS = (
 )
 _PAGES = {
     b"/dashboard": (
-        *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js", "graph.js", "icon.svg"),
+        *("dashboard.html", "dashboard.js", "dashboard.css", "figures.js", "charts.js", "graph.js"),
+        *("uPlot.iife.min.js", "uPlot.min.css", "icon.svg"),
     ),
     b"/docs": ("docs.html", "docs.css", "docs.js", "icon.svg"),
 }

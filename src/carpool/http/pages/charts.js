@@ -1,156 +1,88 @@
-// Charts on a canvas: lines over time, a curve with its points, and a heat map of batch sizes.
-const COLORS = ["one", "two", "three"];
-const HEAD = 7; // pixels above a chart, for half of its topmost word, and below it, for the words of its axis
-const FOOT = 17;
+// Charts over the vendored uPlot, and a heat map of batch sizes on a canvas.
+const uPlot = window.uPlot; // the page loads it before
+
+const HEIGHT = 170;
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const restyled = [];
+dark.addEventListener("change", () => restyled.forEach((restyle) => restyle()));
 
 function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** A canvas that `paint(pen, width, height)` fills, anew when its size or the colours change. */
-function picture(box, paint) {
-  const canvas = document.createElement("canvas");
-  canvas.setAttribute("role", "img");
-  box.append(canvas);
-  const draw = () => {
-    const { clientWidth: width, clientHeight: height } = canvas;
-    canvas.width = width * devicePixelRatio;
-    canvas.height = height * devicePixelRatio;
-    const pen = canvas.getContext("2d");
-    pen.scale(devicePixelRatio, devicePixelRatio);
-    pen.font = "11px system-ui, sans-serif";
-    paint(pen, width, height);
-  };
-  dark.addEventListener("change", draw);
-  new ResizeObserver(draw).observe(canvas);
-  return (label) => {
-    canvas.setAttribute("aria-label", label);
-    draw();
-  };
+function axes(isTime) {
+  const axis = { stroke: () => color("soft"), grid: { stroke: () => color("line"), width: 1 }, ticks: { stroke: () => color("line") } };
+  const x = isTime ? { ...axis, values: (_, splits) => splits.map((s) => (s === 0 ? "now" : `${s} s`)) } : axis;
+  const wide = (values) => 20 + 7 * Math.max(...values.map((value) => value.length));
+  return [x, { ...axis, size: (_, values) => Math.max(52, values ? wide(values) : 0) }];
 }
 
-function legend(box, names) {
-  const line = document.createElement("p");
-  line.className = "legend";
-  names.forEach((name, i) => {
-    const entry = document.createElement("span");
-    entry.className = COLORS[i];
-    entry.textContent = name;
-    line.append(entry);
+function plot(box, series, isTime) {
+  const options = {
+    width: Math.max(box.clientWidth, 100),
+    height: HEIGHT - 30,
+    cursor: { y: false },
+    legend: { show: series.length > 1, live: false },
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    axes: axes(isTime),
+    series: [{}, ...series],
+  };
+  const made = new uPlot(options, [[], ...series.map(() => [])], box);
+  new ResizeObserver(() => made.setSize({ width: Math.max(box.clientWidth, 100), height: HEIGHT - 30 })).observe(box);
+  restyled.push(() => {
+    made.redraw();
+    const markers = [...made.root.querySelectorAll(".u-marker")].slice(-series.length);
+    markers.forEach((marker, i) => (marker.style.borderColor = series[i].stroke()));
   });
-  box.append(line);
+  return made;
 }
 
-/** Round numbers from `low` to `high`, about `wanted` of them. */
-function ticks(low, high, wanted) {
-  const least = (high - low) / Math.max(1, wanted) || 1;
-  const power = 10 ** Math.floor(Math.log10(least));
-  const step = power * [1, 2, 5, 10].find((n) => n * power >= least * 0.999);
-  const first = Math.ceil(low / step);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
-}
-
-function short(value) {
-  return value.toLocaleString(undefined, { maximumSignificantDigits: 3 });
-}
-
-/** Axes with their words; returns the functions from values to pixels. */
-function axes(pen, width, height, xs, most, inWords) {
-  const top = most > 0 ? 1.1 * most : 1;
-  const rows = ticks(0, top, height / 40);
-  const left = 12 + Math.max(30, ...rows.map((value) => pen.measureText(short(value)).width));
-  const low = xs[0] ?? 0;
-  const span = (xs.at(-1) ?? 0) - low || 1;
-  const x = (value) => left + ((value - low) / span) * (width - left - 12);
-  const y = (value) => HEAD + (height - HEAD - FOOT) * (1 - value / top);
-  pen.strokeStyle = color("line");
-  pen.fillStyle = color("soft");
-  const rule = (...points) => {
-    pen.beginPath();
-    pen.moveTo(points[0], points[1]);
-    pen.lineTo(points[2], points[3]);
-    pen.stroke();
-  };
-  pen.textAlign = "right";
-  pen.textBaseline = "middle";
-  for (const value of rows) {
-    rule(left, y(value), width - 12, y(value));
-    pen.fillText(short(value), left - 6, y(value));
-  }
-  pen.textAlign = "center";
-  pen.textBaseline = "alphabetic";
-  for (const value of xs.length ? ticks(low, low + span, width / 90) : []) {
-    rule(x(value), y(0), x(value), y(top));
-    pen.fillText(inWords(value), x(value), height - 2);
-  }
-  return [x, y];
-}
-
-function line(pen, points, name) {
-  pen.strokeStyle = color(name);
-  pen.lineWidth = 1.6;
-  pen.beginPath();
-  let isDrawn = false;
-  for (const [x, y] of points) {
-    if (y === null) isDrawn = false;
-    else {
-      if (isDrawn) pen.lineTo(x, y);
-      else pen.moveTo(x, y);
-      isDrawn = true;
-    }
-  }
-  pen.stroke();
+function finite(values) {
+  return values.map((value) => (Number.isFinite(value) ? value : null));
 }
 
 /** Lines over time. */
 export function lines(box, title, names) {
-  let times = [];
-  let values = [];
-  const show = picture(box, (pen, width, height) => {
-    const most = Math.max(0, ...values.flat().filter(Number.isFinite));
-    const [x, y] = axes(pen, width, height, times, most, (s) => (s === 0 ? "now" : `${short(s)} s`));
-    values.forEach((each, i) => line(pen, each.map((v, j) => [x(times[j]), Number.isFinite(v) ? y(v) : null]), COLORS[i]));
-  });
-  if (names.length > 1) legend(box, names);
-  return (latest) => {
-    [times, ...values] = latest;
+  const colors = ["one", "two", "three"];
+  const made = plot(box, names.map((label, i) => ({ label, stroke: () => color(colors[i]), width: 1.6, points: { show: false } })), true);
+  box.setAttribute("role", "img");
+  return ([times, ...values]) => {
+    made.setData([times, ...values.map(finite)]);
     const now = values.map((each, i) => `${names[i]} ${each.length ? Number(each.at(-1)).toPrecision(3) : "unknown"}`);
-    show(`${title}: ${now.join(", ")}`);
+    box.setAttribute("aria-label", `${title}: ${now.join(", ")}`);
   };
 }
 
 /** The learned cost of a batch by its size, with the measured points. */
 export function curve(box, title) {
-  let cost = { sizes: [], seconds: [], measured: [] };
-  const show = picture(box, (pen, width, height) => {
-    const { sizes } = cost;
-    const measured = cost.measured.filter(([size]) => sizes.includes(size));
-    const most = 1000 * Math.max(0, ...cost.seconds, ...measured.map(([, seconds]) => seconds));
-    const [x, y] = axes(pen, width, height, sizes, most, short);
-    line(pen, sizes.map((size, i) => [x(size), y(1000 * cost.seconds[i])]), "one");
-    pen.fillStyle = color("two");
-    for (const [size, seconds] of measured) {
-      pen.beginPath();
-      pen.arc(x(size), y(1000 * seconds), 2.5, 0, 2 * Math.PI);
-      pen.fill();
-    }
-  });
-  legend(box, ["learned", "measured"]);
-  return (latest) => {
-    box.parentElement.hidden = latest === null;
-    if (latest === null) return;
-    cost = latest;
-    const of = (seconds) => (1000 * seconds).toPrecision(3);
-    show(`${title}: ${of(cost.seconds[0])} for one, ${of(cost.seconds.at(-1))} for ${cost.sizes.at(-1)}`);
+  const made = plot(box, [
+    { label: "learned", stroke: () => color("one"), width: 1.6, points: { show: false } },
+    { label: "measured", stroke: () => color("two"), paths: () => null, points: { show: true, size: 5, fill: () => color("two") } },
+  ], false);
+  box.setAttribute("role", "img");
+  return (cost) => {
+    box.parentElement.hidden = cost === null;
+    if (cost === null) return;
+    const measured = new Map(cost.measured.map(([n, seconds]) => [n, 1000 * seconds]));
+    made.setData([cost.sizes, cost.seconds.map((s) => 1000 * s), cost.sizes.map((n) => measured.get(n) ?? null)]);
+    box.setAttribute("aria-label", `${title}: ${(1000 * cost.seconds[0]).toPrecision(3)} for one, ${(1000 * cost.seconds.at(-1)).toPrecision(3)} for ${cost.sizes.at(-1)}`);
   };
 }
 
 /** How many batches had each size, second by second: darker is more. */
 export function heat(box, title) {
+  const canvas = document.createElement("canvas");
+  canvas.className = "heat";
+  canvas.setAttribute("role", "img");
+  box.append(canvas);
   let latest = [];
-  let largest = 1;
-  const show = picture(box, (pen, width, height) => {
+  const draw = () => {
+    const scale = devicePixelRatio;
+    canvas.width = canvas.clientWidth * scale;
+    canvas.height = canvas.clientHeight * scale;
+    const pen = canvas.getContext("2d");
+    pen.clearRect(0, 0, canvas.width, canvas.height);
+    const largest = Math.max(1, ...latest.flat().map(([size]) => size));
     const rows = Math.min(largest, 32);
     const row = (size) => Math.min(rows - 1, Math.floor(((size - 1) / largest) * rows));
     const cells = latest.map((sizes) => {
@@ -159,23 +91,27 @@ export function heat(box, title) {
       return column;
     });
     const most = Math.max(1, ...cells.flat());
-    const wide = (width - 34) / Math.max(60, cells.length);
-    const high = height / rows;
+    const left = 34 * scale;
+    const width = (canvas.width - left) / Math.max(60, cells.length);
+    const height = canvas.height / rows;
     pen.fillStyle = color("one");
     cells.forEach((column, i) => column.forEach((n, r) => {
       if (n === 0) return;
       pen.globalAlpha = 0.15 + 0.85 * (n / most);
-      pen.fillRect(width - (cells.length - i) * wide, height - (r + 1) * high, wide, high);
+      const x = canvas.width - (cells.length - i) * width;
+      pen.fillRect(x, canvas.height - (r + 1) * height, Math.ceil(width), Math.ceil(height));
     }));
     pen.globalAlpha = 1;
     pen.fillStyle = color("soft");
-    pen.fillText(String(largest), 4, 13);
-    pen.fillText("1", 4, height - 4);
-  });
-  box.firstElementChild.classList.add("heat");
+    pen.font = `${11 * scale}px system-ui, sans-serif`;
+    pen.fillText(String(largest), 4 * scale, 13 * scale);
+    pen.fillText("1", 4 * scale, canvas.height - 4 * scale);
+    canvas.setAttribute("aria-label", `${title}: the largest was ${largest}`);
+  };
+  restyled.push(draw);
+  new ResizeObserver(draw).observe(canvas);
   return (columns) => {
     latest = columns;
-    largest = Math.max(1, ...latest.flat().map(([size]) => size));
-    show(`${title}: the largest was ${largest}`);
+    draw();
   };
 }
