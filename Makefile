@@ -101,6 +101,7 @@ $(DOCS)/.installed: pyproject.toml
 dist: $(DIST)/.installed  ## build wheel and sdist into dist/, and check them
 	rm -rf dist
 	$(DIST)/bin/python -m build
+	$(DIST)/bin/python -m bench.tools.small_wheel dist/*.whl
 	$(DIST)/bin/python -m twine check --strict dist/*
 
 $(DIST)/.installed: pyproject.toml

@@ -36,6 +36,7 @@ PROGRAMS = (
     Program("tools.entries", 0.1, "nothing: it begins entries of docstrings with a capital letter", "", False),
     Program("tools.lowest", 0.1, "nothing: it prints the lowest versions for `make test-lowest`", "", False),
     Program("tools.pythons", 0.1, "nothing: it finds the oldest and the newest Python on this machine", "", False),
+    Program("tools.small_wheel", 0.3, "nothing: it compresses a wheel once more for `make dist`", "", False),
     Program("peers.inprocess", 9, "`@carpool.batch` beside other batchers", "batched, async_batcher, ray"),
     Program("peers.process", 8, "worker processes without HTTP, beside mpservice", "mpservice"),
     Program("peers.http", 50, "HTTP servers beside each other", "all peers, wrk"),

@@ -17,12 +17,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever leaves out the slow tests tries an eighth of the examples, too; whoever asks for them gets all.
+    """Whoever leaves out the slow tests tries a twelfth of the examples, too; whoever asks for them gets all.
 
     No example has a deadline, nor has what draws it: how long that takes is a question of the machine.
     """
     of_all: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("quick", max_examples=WHOLE // 8, **of_all)
+    settings.register_profile("quick", max_examples=WHOLE // 12, **of_all)
     settings.register_profile("thorough", max_examples=WHOLE, **of_all)
     settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "thorough")
 

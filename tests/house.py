@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import re
 import sys
 import tokenize
 from collections import defaultdict
@@ -26,13 +27,14 @@ SOURCES: Final = ROOT / "src" / "carpool"
 NO_CODE: Final = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
+BARS: Final = re.compile(r"[|:-]+")
 BUDGET: Final = {
-    "files": 274,
-    "lines of code": 46_166,
+    "files": 272,
+    "lines of code": 45_864,
     "bases with a single subclass": 18,
-    "protocol classes": 56,
+    "protocol classes": 51,
     "words of the glossary": 50,
-    "words of the docs": 87_590,
+    "words of the docs": 76_965,
 }
 
 
@@ -91,9 +93,13 @@ def single_bases() -> dict[str, str]:
 
 
 def words() -> int:
-    """Return how many words the pages in the root and in docs/ have, as `wc -w` counts them."""
+    """Return how many words the pages in the root and in docs/ have.
+
+    Whatever stands between spaces is a word, in programs and tables, too. The bars and rules of tables (`|`, `---:`)
+    are none.
+    """
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return sum(len(page.read_text().split()) for page in pages)
+    return sum(BARS.fullmatch(each) is None for page in pages for each in page.read_text().split())
 
 
 def figures() -> dict[str, int]:

@@ -11,19 +11,13 @@ from typing import Any
 import pytest
 
 from carpool.cli.sources import read
-from carpool.engine.observe.prometheus import CallerMetrics, Callers, render
+from carpool.engine.observe.prometheus import CallerMetrics, render
 from carpool.service.settings import NAMES
 from tests.support.sources import ROOT
 
 DEPLOY = ROOT / "deploy"
 _WORDS = re.compile(r"carpool_[a-z_]+")
 _SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_created")
-
-
-class _NoCallers(Callers):
-    def __init__(self) -> None:
-        self.requests = {"alice": 1}
-        self.rejected = 1
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +32,7 @@ def metrics() -> dict[str, set[str]]:
 
     core = Core([Batcher("s", Adaptive(8), Queue(8))])
     stats = Stats("m", core, [Roster(1, lambda: 0.5)], [False], slo_s=1.0)
-    text = render([stats], 0.0, more=[CallerMetrics(_NoCallers())])[0].decode()
+    text = render([stats], 0.0, more=[CallerMetrics({"alice": 1}, 1)])[0].decode()
     families = re.findall(r"^# HELP (\w+)", text, re.MULTILINE)
     found = {name: set[str]() for family in families for name in (family, *(family + each for each in _SUFFIXES))}
     for name, labels in re.findall(r"^(\w+)\{(.*)\} ", text, re.MULTILINE):

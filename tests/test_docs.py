@@ -9,6 +9,7 @@ that follows. Other programs are imported.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,8 @@ import pytest
 import carpool
 from bench.tools.lowest import project
 from tests.effort import slow_where
-from tests.support.console import shown_programs
+from tests.support.console import differences, shown_programs
+from tests.support.prepared import run
 from tests.support.serving import serve
 from tests.typing.programs import PAGES as WITH_PROGRAMS
 from tests.typing.programs import programs as named_programs
@@ -57,11 +59,12 @@ def test_a_program_prints_what_it_says(page: str, name: str, tmp_path: Path, mon
     """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # the pages tell of machines with several GPUs
     write(page, tmp_path)
-    command = [sys.executable, "-W", "error", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = run("-W", "error", name, env=os.environ, cwd=tmp_path, timeout=60)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", PROGRAMS[page][name], re.MULTILINE)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().splitlines() == re.findall(
+        r"^ *print\(.*\)  # (.*)$", PROGRAMS[page][name], re.MULTILINE
+    )
 
 
 def test_every_section_has_programs() -> None:
@@ -87,6 +90,15 @@ def test_the_service_of_the_page_over_http(tmp_path: Path) -> None:
 
     assert (status, json.loads(body)) == (200, 5.0)
     assert (refused, json.loads(why)["error"]["code"]) == (422, "invalid_item")
+
+
+@pytest.mark.slow
+def test_a_table_is_answered_as_its_page_shows(tmp_path: Path) -> None:
+    """A reader who writes the programs of tables.md and types its commands sees what the page shows."""
+    for name, text in named_programs(DOCS / "tables.md").items():
+        (tmp_path / name).write_text(text)
+
+    assert differences((DOCS / "tables.md").read_text(), tmp_path) == []
 
 
 # -- programs that are not run, and commands

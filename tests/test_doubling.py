@@ -466,7 +466,7 @@ def test_what_is_quadratic_is_found() -> None:
 
     def in_c(n: int) -> Work:
         data = list(range(n))
-        return lambda: [-1 in data for _ in range(n // 10)]
+        return lambda: [-1 in data for _ in range(n // 5)]
 
     with pytest.raises(AssertionError):
         _check_opcodes(in_python)

@@ -45,7 +45,7 @@ LOADS = {
 """The functions that unpickle."""
 READ_PAYLOADS = {
     "carpool.engine.worker.answer",
-    "carpool.engine.worker.step_loop",
+    "carpool.engine.worker.serve",
     "carpool.engine.worker.own",
     "carpool.service.content",
     "carpool.service.weigh",

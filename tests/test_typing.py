@@ -5,12 +5,18 @@ The programs of README, docs and examples are checked by `make lint` (`tests/typ
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
+from carpool.batch_function import decorator
+from carpool.batch_function.base import Settings
 from carpool.engine.policy import BY_NAME, STEPS_BY_NAME, PolicyName
 from tests.effort import slow_where
 from tests.typing.checkers import mypy, pyright
@@ -53,6 +59,26 @@ def test_mistakes_are_found(checker: str, tmp_path: Path) -> None:
 def test_the_names_of_policies_are_known_to_type_checkers() -> None:
     """The literals of `policy=` are the policies that there are, for whole answers and for parts."""
     assert set(get_args(PolicyName)) == set(BY_NAME) | set(STEPS_BY_NAME)
+
+
+def test_a_decorator_takes_the_functions_that_batch_takes() -> None:
+    """The overloads of `batch(f)` are those of `batch(...)(f)`, and `BatchSettings` has the settings."""
+    body = ast.parse(inspect.getsource(decorator)).body
+    (methods,) = [each.body for each in body if isinstance(each, ast.ClassDef) and each.name == "Decorator"]
+    of_batch, of_decorator = (
+        [f"{ast.unparse(each.args).removeprefix('self, ')} -> {ast.unparse(each.returns)}" for each in functions(found)]
+        for found in (body, methods)
+    )
+    assert [each for each in of_batch if not each.startswith("function: None")] == of_decorator
+    of_merge = {"merge", "split", "run_in"}
+    assert decorator.BatchSettings.__annotations__.keys() | of_merge == {each.name for each in fields(Settings)}
+
+
+def functions(body: list[ast.stmt]) -> Iterator[Any]:
+    """Yield the overloads of `batch`, or of the `__call__` of a class."""
+    for each in body:
+        if isinstance(each, ast.FunctionDef) and each.name in ("batch", "__call__") and each.decorator_list:
+            yield each
 
 
 def test_the_programs_of_all_pages_are_found() -> None:

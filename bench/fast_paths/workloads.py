@@ -52,7 +52,7 @@ class Pipe:
     """
 
     def __init__(self, batches: Iterable[Frame]) -> None:
-        self.heard_at = 0.0
+        self.came_at = 0.0
         self.sent: list[Frame] = []
         self._batches = iter(batches)
         self._here, self._there = FrameReader(), FrameReader()

@@ -25,7 +25,6 @@ from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit, table
 from carpool.simulate import Report, compare
 from carpool.simulate.arrivals import arrivals_of
-from carpool.simulate.plot import draw_workers
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
@@ -101,6 +100,8 @@ def main() -> int:
     if given.docs:
         write(sections)
     if given.docs and DAY in given.traffic:
+        from carpool.simulate.plot import draw_workers  # matplotlib, for which the tables do not wait
+
         shown = {name: report for name, report in of_day.items() if report.workers_over_time}
         traffic = Traffic(arrivals_of(TRAFFIC[DAY]), Servers.of(COST, LIMIT, MOST), duration_s=DURATION_S)
         draw_workers(DOCS / "scaling.svg", shown, arrivals_per_second(traffic))

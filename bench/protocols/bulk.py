@@ -31,7 +31,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from sklearn.datasets import load_digits
 
 from bench import PYTHONPATH
 from bench.peers.contestants import Exchange, Launch, serving
@@ -77,7 +76,12 @@ def lines_of(case: str, folder: Path) -> list[bytes]:
     """The lines that are sent over and over."""
     if case == "trivial":
         return [b'{"x": 1.5}\n'] * SENT_AT_ONCE
-    items = texts_in(folder).all if case == "sentences" else load_digits(return_X_y=True)[0].tolist()
+    if case == "sentences":
+        items = texts_in(folder).all
+    else:
+        from sklearn.datasets import load_digits  # half a second, for which other programs do not wait
+
+        items = load_digits(return_X_y=True)[0].tolist()
     return [msgspec.json.encode(item) + b"\n" for item in items[:SENT_AT_ONCE]]
 
 

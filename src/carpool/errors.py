@@ -9,10 +9,9 @@ the exception itself is the `__cause__` of a `ModelError`.
 The `__cause__` of a `ModelError` is unpickled when it is asked for, since unpickling runs code of
 the exception's class: the loop must not wait for that, and HTTP has no use for it. Threads ask at
 once, since an interpreter that prints an uncaught exception does not. Nothing is imported for it:
-code that catches a class has imported it, and the first error of a GPU must not load torch into a
-service that never needed it. Stages in this process pass the exception beside the reply
-(`Frame.causes`), its traceback cut to the user's frames. A request hands out its error once, and
-calls drop it as they raise, so that no reference cycle keeps the objects of these frames.
+code that catches a class has imported it. Stages in this process pass the exception beside the
+reply (`Frame.causes`), its traceback cut to the user's frames. A request hands out its error once,
+and calls drop it as they raise, so that no reference cycle keeps the objects of these frames.
 """
 
 from __future__ import annotations
@@ -185,7 +184,6 @@ class ModelError(CarpoolError):
         self.traceback = traceback
 
     def _note_traceback(self) -> None:
-        """Add the worker's traceback as a note, since there is no cause yet that shows it."""
         if self.traceback:
             self.add_note(_IN_THE_WORKER + self.traceback.rstrip())
 

@@ -228,14 +228,12 @@ class _Layer(CacheLayerMixin):
         self._longest = longest
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-        """Make the tensors, once their contents are known."""
         self.keys, self.values = (
             each.new_zeros(self._n, each.shape[1], self._longest, each.shape[3]) for each in (key_states, value_states)
         )
         self.is_initialized = True
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Write what is new, and return all that the rows of this pass hold."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
@@ -258,7 +256,6 @@ class _Layer(CacheLayerMixin):
             each[last.index, :, : last.length] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many places a mask is for, and where they begin."""
         return self.window.seen, 0
 
     def get_seq_length(self) -> int:
@@ -266,12 +263,10 @@ class _Layer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
-        """Return the most tokens of a row."""
         return self._longest
 
 
 def _checked_config(model: Any, longest: int) -> Any:
-    """Return the configuration of a decoder that can be stepped in rows. Raises ValueError."""
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} has an encoder, which Rows cannot run: it takes decoders alone")

@@ -66,8 +66,6 @@ def collector(*sources: Source, **named: Source) -> Collector:
 
 
 class _Sources(Collector):
-    """Collects the metrics of some handles and functions."""
-
     def __init__(self, labelled: list[tuple[str, Source]]) -> None:
         self._handles = [source for _, source in labelled if isinstance(source, AsyncHandle | Handle)]
         self._functions = [(name, each) for name, each in labelled if isinstance(each, ThreadBatch | AsyncBatch)]
@@ -81,7 +79,6 @@ class _Sources(Collector):
             yield from function_metrics([])
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of all that runs. It may be called in any thread."""
         found: dict[str, Metric] = {}
         for handle in self._handles:
             for metric in _metrics_of(handle):
@@ -94,10 +91,8 @@ class _Sources(Collector):
             yield from function_metrics([self._snapshot(name, each) for name, each in self._functions])
 
     def _snapshot(self, name: str, function: ThreadBatch[Any, Any] | AsyncBatch[Any, Any]) -> FunctionSnapshot:
-        """Return the numbers of a function, whose good answers never become fewer.
-
-        They are read while calls go on, and may be a few off; Prometheus would take a counter that
-        falls for one of a new process.
+        """Return the numbers of a function; its good answers never become fewer, or Prometheus
+        would see a new process.
         """
         seen = function.stats()
         self._most_ok[name] = max(self._most_ok[name], seen.ok)
@@ -111,7 +106,6 @@ def _name_of(source: Any) -> str:
 
 
 def _metrics_of(handle: AsyncHandle | Handle) -> list[Metric]:
-    """Return the metrics of a service, read on its loop; none if it does not run."""
     inner = handle._inner if isinstance(handle, Handle) else handle
     driver = inner.driver
     if driver is None or not inner.takes_calls:
@@ -127,7 +121,6 @@ def _metrics_of(handle: AsyncHandle | Handle) -> list[Metric]:
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, work: Callable[[], T]) -> T:
-    """Return the result of some work, which belongs to a loop."""
     try:
         if asyncio.get_running_loop() is loop:
             return work()

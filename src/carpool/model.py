@@ -105,14 +105,12 @@ class Traits:
     """What a model takes and returns, as its class or signature says.
 
     Attributes:
-        name: The name of the class or function.
         input_type: The type of one item as it comes in; `Any` without a hint.
         output_type: The type of one result as it goes out; `Any` without a hint.
         postprocess_takes_x: Whether `postprocess` takes the item as well as the result.
         accepts: The content types that `decode` reads.
         produces: The content types that `encode` writes; a client without a preference gets the
             first one.
-        examples: The model's examples.
         decodes_requests: Whether `decode` takes requests instead of their bodies.
         encode_takes_type: Whether `encode` takes the content type to write.
         takes_array: Whether `predict` takes one array instead of a list of items.
@@ -122,7 +120,6 @@ class Traits:
         part_type: The type of one part of an answer; `Any` without a hint. `output_type` is that of
             the whole answer.
         can_resume: Whether `resume` can go on with an answer of which some parts are there.
-        collects: Whether `collect` makes one answer of the parts.
         early_types: The types of the early answers (`Done`) that it returns by its hint.
         names_branches: Whether it returns `To` by its hint.
         is_joined: Whether it is no model, but what several branches or items come to.
@@ -220,7 +217,6 @@ def traits_of(model: AnyModel, batched: bool) -> Traits:
 
 
 def _form_of(owner: Any, predict: Callable[..., Any], batched: bool) -> Form:
-    """Return the form of a model that `_owner_and_predict` has read."""
     if _is_of_steps(owner):
         return Form.STEPS
     if not yields(predict):
@@ -236,10 +232,6 @@ def _is_of_steps(owner: Any) -> bool:
 def check_takes_a_list(model: AnyModel, because: str) -> None:
     """Whether the hint of `predict` can mean a list of items, as which it gets them.
 
-    Args:
-        model: A model that `traits_of` has read.
-        because: What makes a list of them, for the text.
-
     Raises:
         TypeError: It cannot; the text has the hint that was probably meant.
     """
@@ -253,8 +245,7 @@ def check_takes_a_list(model: AnyModel, because: str) -> None:
 def doubt_about_an_item(model: AnyModel) -> str | None:
     """Return a question for the user whose `predict` takes a list and gets single items, if any.
 
-    None where the model shows that an item is a list: by an example, by `preprocess`, by a format
-    of its own, or by a result that is not a list.
+    None where the model shows that an item is a list.
     """
     owner, predict = _owner_and_predict(model)
     takes, gives = _types_if_known(predict)
@@ -367,7 +358,6 @@ def _not_a_model(given: object) -> TypeError:
 
 
 def _taker(owner: Any, name: str) -> str:
-    """What takes the items, in words."""
     if owner is None:
         return name
     return f"{'start' if _is_of_steps(owner) else 'predict'} of {name}"
@@ -387,7 +377,6 @@ def _check_partial(model: functools.partial[Any]) -> None:
 
 
 def _check_method(method: Any, name: str, *, may_yield: bool) -> None:
-    """Check that a hook or function can be called, and yields only if it may. Raises TypeError."""
     if not callable(method):
         raise TypeError(f"{name} must be a method, not {method!r}")
     if not may_yield and yields(method):
@@ -424,7 +413,6 @@ def _content_types(owner: Any, name: str) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
-    """Report whether `decode` is hinted to take requests, resolvable or not. Raises TypeError."""
     parameters = _parameters(decode)
     if not parameters or HTTPRequest.__name__ not in str(parameters[0].annotation):
         return False
@@ -435,7 +423,6 @@ def _takes_requests(decode: Callable[..., Any], name: str) -> bool:
 
 
 def _takes_two(encode: Callable[..., Any]) -> bool:
-    """Report whether `encode` has a second parameter without a default."""
     return len([each for each in _parameters(encode) if each.default is inspect.Parameter.empty]) > 1
 
 
@@ -552,6 +539,5 @@ def _takes_a_batch(hook: str, kind: Any, item: str, way_out: str = "") -> TypeEr
 
 
 def _shown(kind: Any) -> str:
-    """Return a type hint as it is written."""
     name = getattr(kind, "__name__", None)
     return str(name) if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")

@@ -9,9 +9,5 @@ SITE_URL: Final = ""
 
 
 def page(path: str) -> str:
-    """Return the address of a page of the documentation; empty while the site has none.
-
-    Args:
-        path: Of the page and its anchor, as `errors.html#overloaded`.
-    """
+    """Return the address of a page of the documentation; empty while the site has none."""
     return f"{SITE_URL}/{path}" if SITE_URL else ""

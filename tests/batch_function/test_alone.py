@@ -21,8 +21,7 @@ from carpool.batch_function.threads import ThreadBatch
 from carpool.engine.clock import VirtualClock
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.queue import Queue
-from carpool.engine.drive.threads import LineDriver
-from carpool.engine.drive.wakeups import Sleep
+from carpool.engine.drive.threads import LineDriver, Sleep
 from carpool.engine.policy import BY_NAME, Adaptive, Decision, DoneBatch, Greedy, Policy, Static, View
 from tests.effort import examples
 from tests.support.values import flat

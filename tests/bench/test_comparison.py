@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def test_a_side_runs_in_the_environment_that_it_is_given(monkeypatch: pytest.Mon
     program = "import json, os; print('noise'); print(json.dumps({k: v for k, v in os.environ.items() if 'NUM' in k}))"
     figures = figures_of(
         "a side",
-        ["python3", "-c", program],
+        [sys.executable, "-c", program],
         ours=True,
         seconds=1,
         env={"OMP_NUM_THREADS": "1"},
@@ -125,7 +126,7 @@ def test_a_side_that_ends_with_an_error_has_failed() -> None:
     with pytest.raises(SideFailed, match=r"a side: status 3\n(?s:.*)no model"):
         figures_of(
             "a side",
-            ["python3", "-c", "import sys; print('no model', file=sys.stderr); exit(3)"],
+            [sys.executable, "-c", "import sys; print('no model', file=sys.stderr); exit(3)"],
             ours=False,
             seconds=1,
         )

@@ -88,10 +88,11 @@ def test_a_rate_that_no_policy_can_serve_is_an_error(rate: float) -> None:
         optimal_mean_latency(lambda n: n / 1000, rate, 8)
 
 
-def test_a_rate_too_near_to_the_capacity_is_an_error() -> None:
+def test_a_rate_too_near_to_the_capacity_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate too near to the capacity is an error: the queue would be too long to be cut off
     anywhere.
     """
+    monkeypatch.setattr("bench.policies.optimal._LONGEST_QUEUE", 500)
     with pytest.raises(ValueError, match="too near to the capacity"):
         optimal_mean_latency(lambda n: n / 1000, 999.999, 1)
 

@@ -112,7 +112,7 @@ def test_what_cannot_be_run_is_told(words: list[str], complaint: str, capsys: py
 
 def test_all_are_those_that_need_no_arguments() -> None:
     """And that install and write nothing, and need neither Ray nor a trace nor a revision."""
-    tools = {"site", "tools.entries", "tools.lowest", "tools.pythons"}
+    tools = {"site", "tools.entries", "tools.lowest", "tools.pythons", "tools.small_wheel"}
     others = {
         "cluster",
         "gpu",

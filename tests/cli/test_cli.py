@@ -28,6 +28,8 @@ from carpool.http.server import Server
 from carpool.service.settings import with_defaults
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.prepared import carpool_command
+from tests.support.prepared import run as run_python
 from tests.support.serving import serve
 from tests.support.sources import ROOT
 
@@ -36,10 +38,8 @@ LIGHT = "tests.support.serving_models"
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "carpool", *arguments]
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+    return carpool_command(*arguments, cwd=cwd, PYTHONPATH=path)
 
 
 def test_help_teaches() -> None:
@@ -62,15 +62,21 @@ def test_help_names_nothing_that_is_not_installed(tmp_path: Path) -> None:
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'sklearn' else find(name, *more)\n"
     )
+    helps = (["--help"], ["serve", "--help"], ["demo", "--help"], ["simulate", "--help"])
+    program = (
+        "import sys; from carpool.cli import main\n"
+        f"for sys.argv[1:] in {helps}:\n"
+        "    try: main()\n"
+        "    except SystemExit as done: assert not done.code\n"
+    )
     folders = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    for arguments in (["--help"], ["serve", "--help"], ["demo", "--help"], ["simulate", "--help"]):
-        command = [sys.executable, "-m", "carpool", *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PYTHONPATH": folders}
-        )
-        assert "Usage: carpool" in done.stdout
-        assert "Start with" not in done.stdout
-        assert "examples." not in done.stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": folders},
+    ).stdout  # fmt: skip
+    assert shown.count("Usage: carpool") == len(helps)
+    assert "Start with" not in shown
+    assert "examples." not in shown
 
 
 def test_extras_in_texts_exist() -> None:
@@ -316,15 +322,23 @@ CHANGES_OF_LOGS = {
 }
 
 
+def what_is_logged(change: str, format: str, folder: Path) -> str:
+    """What a program logs that changes its logging while ours goes on."""
+    program = folder / "logs.py"
+    program.write_text(LOGS.format(program=change))
+    done = run_python(str(program), format, env=os.environ)
+    done.check_returncode()
+    return done.stderr.decode()
+
+
 @slow_where(lambda change, format: format == "json" and change != next(iter(CHANGES_OF_LOGS)))
 @pytest.mark.parametrize("format", ["text", "json"])
 @pytest.mark.parametrize("change", CHANGES_OF_LOGS)
-def test_a_program_does_not_silence_the_log(change: str, format: str) -> None:
+def test_a_program_does_not_silence_the_log(change: str, format: str, tmp_path: Path) -> None:
     """Whatever a program does to its logging, and whenever, each line of ours is written once, in the format asked for,
     and so is what workers print and the access log.
     """
-    program = [sys.executable, "-c", LOGS.format(program=CHANGES_OF_LOGS[change]), format]
-    lines = subprocess.run(program, capture_output=True, text=True, check=True).stderr.splitlines()
+    lines = what_is_logged(CHANGES_OF_LOGS[change], format, tmp_path).splitlines()
     if format == "json":
         assert [json.loads(line)["message"] for line in lines] == ["one", "two", "three"] * 2
     else:
@@ -335,8 +349,7 @@ def test_a_program_may_say_where_our_log_goes(tmp_path: Path) -> None:
     """Handlers that a program gives to our logger by its name have all of its lines, and nothing is written beside."""
     handler = {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}
     config = {"version": 1, "handlers": {"h": handler}, "loggers": {"carpool": {"handlers": ["h"], "propagate": False}}}
-    program = [sys.executable, "-c", LOGS.format(program=f"logging.config.dictConfig({config})"), "text"]
-    assert subprocess.run(program, capture_output=True, text=True, check=True).stderr == ""
+    assert what_is_logged(f"logging.config.dictConfig({config})", "text", tmp_path) == ""
     assert (tmp_path / "log").read_text().split() == ["one", "two", "three"] * 2
 
 

@@ -6,7 +6,6 @@ import inspect
 import os
 import re
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,9 +15,10 @@ import pytest
 import carpool
 from carpool.cli.sources import read, server_url, values
 from carpool.service.overrides import OF_A_SERVICE, OF_A_STAGE, changed
-from carpool.service.settings import LISTS, NAMES, ServerOptions, ServerSettings, with_defaults
+from carpool.service.settings import LISTS, NAMES, AnswerSettings, ServerOptions, ServerSettings, with_defaults
 from tests.effort import slow_where
 from tests.support import models
+from tests.support.prepared import carpool_command
 from tests.support.sources import ROOT
 
 
@@ -188,9 +188,10 @@ def test_workers_with_things_of_their_own_are_not_multiplied() -> None:
 
 
 def test_each_setting_is_described_once() -> None:
-    """The docstring of the schema has its names in their order, and flags have its types and defaults."""
+    """The docstrings of the schemas have their names in their order, and flags have their types and defaults."""
     assert set(NAMES) >= LISTS
-    described = re.findall(r"^    (\w+): ", inspect.getdoc(ServerSettings) or "", re.MULTILINE)
+    docs = [inspect.getdoc(schema) or "" for schema in (ServerSettings, AnswerSettings)]
+    described = [name for text in docs for name in re.findall(r"^    (\w+): ", text, re.MULTILINE)]
     assert described == list(NAMES)
     assert get_type_hints(ServerOptions) == get_type_hints(ServerSettings)
     assert vars(ServerOptions()) == with_defaults({})
@@ -217,9 +218,7 @@ def test_the_document_lists_every_setting() -> None:
 
 def command(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    env = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", "NO_COLOR": "1", **environ}
-    arguments = (sys.executable, "-m", "carpool", *arguments)
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=cwd)
+    return carpool_command(*arguments, cwd=cwd, **{"PYTHONPATH": path, "COLUMNS": "200", **environ})
 
 
 def test_config_shows_values_and_where_they_are_from(tmp_path: Path) -> None:

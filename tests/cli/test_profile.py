@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 import carpool
 from carpool.cli.profile_command import profiled, sizes_of
 from carpool.simulate.costs import read_costs
+from tests.support.prepared import carpool_command
 
 SEEN: list[list[float]] = []
 
@@ -103,9 +101,7 @@ def test_the_capacity_question_takes_two_commands(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "carpool", *arguments]
-        env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, env=env)
+        done = carpool_command(*arguments, cwd=tmp_path, timeout=120, COLUMNS="120")
         assert done.returncode == 0, done.stderr
         return done.stdout
 

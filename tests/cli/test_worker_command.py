@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.prepared import carpool_command
 from tests.support.serving import serve
 from tests.support.sources import ROOT
 from tests.support.waiting import wait_until
@@ -24,8 +25,9 @@ def worker(*arguments: str) -> subprocess.Popen[str]:
 
 def run_command(*arguments: str) -> str:
     """What a command prints that ends well."""
-    command = [sys.executable, "-m", "carpool", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    done = carpool_command(*arguments, cwd=ROOT)
+    done.check_returncode()
+    return done.stdout
 
 
 def test_a_worker_joins_a_server(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import carpool
 from carpool import Done, ForEach, Model, Parallel, Route, Stage, To
 from carpool.errors import ModelError
 from carpool.service.graph import Element
-from tests.support.shapes import Early, Made, Shape, choose, compute, dice
+from tests.support.shapes import Early, Made, Shape, choose, compute, dice, failed
 
 
 def plus_one(x: int) -> int:
@@ -151,7 +151,7 @@ class ForeseenAsync(Foreseen):
 def plain(item: Any) -> Any:
     """An item in which errors that are values are what `Fate` has for them."""
     if isinstance(item, ModelError):
-        return ("failed", str(item).removeprefix("ModelError: "))
+        return failed(str(item).removeprefix("ModelError: "))
     if isinstance(item, list | tuple):
         return type(item)([plain(each) for each in item])
     return item

@@ -73,7 +73,7 @@ def parity(x: int) -> str:
 
 
 WIDE = Service(
-    Parallel(first, last, Stage(len, name="length")),
+    Parallel(first, Stage(last, run_in="thread"), Stage(len, name="length", run_in="thread")),
     Stage(combined, run_in="thread"),
     name="wide",
 )
@@ -112,9 +112,9 @@ def test_an_ensemble_of_single_items_and_of_batches() -> None:
     service = Service(
         Parallel(
             Stage(Shift, name="one", kwargs={"step": 1}),
-            Stage(ShiftAll, name="three", kwargs={"step": 3}, max_batch_size=1, workers=2),
+            Stage(ShiftAll, name="three", kwargs={"step": 3}, max_batch_size=1, workers=2, run_in="thread"),
             Stage(ShiftAll, name="five", kwargs={"step": 5}, max_batch_size=4, workers=2),
-            Stage(Shift, name="seven", kwargs={"step": 7}),
+            Stage(Shift, name="seven", kwargs={"step": 7}, run_in="thread"),
         ),
         Stage(extremes, run_in="thread"),
     )
@@ -125,11 +125,11 @@ def test_an_ensemble_of_single_items_and_of_batches() -> None:
 def test_an_ensemble_of_threads_and_processes_in_a_sequence() -> None:
     service = Service(
         Stage(double),
-        Stage(square, max_batch_size=4),
+        Stage(square, max_batch_size=4, run_in="thread"),
         Parallel(
             Stage(double, name="again"),
             Stage(Shift, kwargs={"step": 1}, run_in="thread"),
-            Stage(square, name="squared", max_batch_size=8),
+            Stage(square, name="squared", max_batch_size=8, run_in="thread"),
         ),
         Stage(sum, name="sum", run_in="thread"),
     )

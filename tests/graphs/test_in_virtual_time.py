@@ -18,6 +18,7 @@ from carpool.engine.core.queue import Queue
 from carpool.engine.drive.virtual import VirtualDriver
 from carpool.engine.policy import Adaptive, Greedy
 from carpool.engine.request import Request
+from tests.effort import slow_where
 
 SECONDS = 6.0
 Cost = Callable[[int], float]
@@ -105,6 +106,7 @@ def test_a_cascade_has_several_times_the_rate_of_its_line() -> None:
     assert cascade > 3 * line
 
 
+@slow_where(lambda load: load != 0.6)
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
 def test_adaptive_behind_a_route_is_about_as_quick_as_greedy(load: float) -> None:
     """Arrivals behind a stage come in groups; waiting for more of them costs little."""

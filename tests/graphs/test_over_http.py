@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from carpool.cli import graph_command
 from carpool.cli.graph_command import as_mermaid, as_svg
 from tests.graphs.models import as_it_is, fails, fails_on_seven, parity, plus_one, small, times_ten, up_to
 from tests.graphs.over_http import asked
+from tests.support.prepared import carpool_command
 
 
 def halves(xs: list[int]) -> list[Done[float] | int]:
@@ -211,8 +210,7 @@ def test_the_command_draws_a_running_service(
 
 
 def test_the_command_draws(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "carpool", "graph", "tests.graphs.test_over_http:DRAWN"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert shown == as_mermaid(DRAWN)
-    subprocess.run([*command, "--out", str(tmp_path / "graph.svg")], check=True, timeout=60)
+    command = ("graph", "tests.graphs.test_over_http:DRAWN")
+    assert carpool_command(*command).stdout == as_mermaid(DRAWN)
+    carpool_command(*command, "--out", str(tmp_path / "graph.svg")).check_returncode()
     assert (tmp_path / "graph.svg").read_text() == as_svg(DRAWN)

@@ -6,9 +6,10 @@ the reason, so that nothing is left out by oversight.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,7 +75,20 @@ def part(content: bytes, times: int = 1) -> bytes:
 
 
 FORM_OF_MANY_PARTS = part(b"1", 10_000)
-BOMB = gzip.compress(b" " * 100_000_000, 1)
+
+
+def bomb(megabytes: int) -> bytes:
+    """So many megabytes of spaces in gzip; all are the same block, which is compressed once."""
+    spaces, packer = b" " * 10**6, zlib.compressobj(1, wbits=-15)
+    block = packer.compress(spaces) + packer.flush(zlib.Z_FULL_FLUSH)
+    checksum = 0
+    for _ in range(megabytes):
+        checksum = zlib.crc32(spaces, checksum)
+    tail = b"\x03\0" + struct.pack("<II", checksum, megabytes * len(spaces))
+    return b"\x1f\x8b\x08" + bytes(6) + b"\xff" + block * megabytes + tail
+
+
+BOMB = bomb(100)
 
 
 def npy_header(text: str) -> bytes:

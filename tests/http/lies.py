@@ -36,7 +36,7 @@ class Lie(NamedTuple):
     Attributes:
         what: What it claims.
         model: At which it is sent; empty where the address names none.
-        body: Its bytes, or what goes as JSON.
+        body: Its bytes, what makes them, or what goes as JSON.
         headers: Besides its content type.
     """
 
@@ -48,7 +48,8 @@ class Lie(NamedTuple):
     @property
     def data(self) -> bytes:
         """The body as bytes."""
-        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        body = self.body() if callable(self.body) else self.body
+        return body if isinstance(body, bytes) else json.dumps(body).encode()
 
 
 class Words(Model):
@@ -470,8 +471,8 @@ CONTENT_TYPES = {"multipart/form-data": FORM}
 
 def _bombs(compress: Any) -> list[Lie]:
     return [
-        Lie("20 MB of spaces", "double", compress(b" " * 20_000_000)),
-        Lie("20 MB of digits", "double", compress(b"1" * 20_000_000)),
+        Lie("20 MB of spaces", "double", lambda: compress(b" " * 20_000_000)),
+        Lie("20 MB of digits", "double", lambda: compress(b"1" * 20_000_000)),
     ]
 
 

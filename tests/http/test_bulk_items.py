@@ -85,8 +85,8 @@ class World:
     def write(self, data: bytes) -> None:
         self.written += data
 
-    def end(self, data: bytes, *, is_whole: bool) -> None:
-        assert is_whole and not data and not self.is_ended
+    def end(self, data: bytes) -> None:
+        assert not data and not self.is_ended
         self.is_ended = True
 
     def turn(self) -> bool:

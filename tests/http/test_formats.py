@@ -271,10 +271,10 @@ class Table(Model):
     [(lengths, "application/octet-stream"), (numbers, "application/json"), (Table, "TYPE'; it reads text/csv")],
 )
 def test_a_forgotten_type_is_told_as_the_option_of_curl(model: AnyModel, wanted: str) -> None:
-    """What curl sends as a form, since it was told no type, is 415 with the header to add."""
+    """A form that curl sends without a header of its user is 415 with the header to add."""
     stage = Stage(model, max_batch_size=4)
     formats = Formats(stage.traits, stage.traits)
-    with pytest.raises(InvalidRequest, match=f"curl sends unless .* add -H 'Content-Type: {wanted}") as refused:
+    with pytest.raises(InvalidRequest, match=f"curl sends .* by itself, .* add -H 'Content-Type: {wanted}") as refused:
         formats.choose(b"application/x-www-form-urlencoded", None)
     assert refused.value.status == 415
     with pytest.raises(InvalidRequest, match=r"it reads (text/csv, )?application/json"):

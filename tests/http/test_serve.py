@@ -12,13 +12,14 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import carpool
 from carpool import cli
-from carpool.http.app import App
-from carpool.service.settings import with_defaults
+from carpool.http.app import App, AppSettings
+from carpool.service.settings import AnswerSettings, with_defaults
 from tests.support import models
 from tests.support.serving import Served, run_program
 
@@ -167,12 +168,16 @@ def test_the_settings_are_those_of_the_command() -> None:
         assert settings.annotation == "Unpack[ServerSettings]"
 
 
-def test_an_app_has_the_defaults_of_a_server() -> None:
-    """A setting that an app and a server share has the same default in both, so that a service answers alike under
-    another ASGI server.
+def test_an_app_has_the_settings_of_a_server() -> None:
+    """An app has the settings and defaults of a server that are about requests and answers, so that a service answers
+    alike under another ASGI server. Its signature shows them, and no other is taken.
     """
     of_app = {name: each.default for name, each in inspect.signature(App).parameters.items()}
-    shared = {name: default for name, default in with_defaults({}).items() if name in of_app}
+    shared = {name: default for name, default in with_defaults({}).items() if name in AnswerSettings.__annotations__}
 
-    assert shared == {name: of_app[name] for name in shared}
-    assert {"when_full", "timeout_status", "compress_from_bytes", "access_log", "accept_compressed"} <= shared.keys()
+    assert shared.keys() == AnswerSettings.__annotations__.keys()
+    assert shared.items() <= of_app.items()
+    assert of_app.keys() == {"services", *get_type_hints(AppSettings)}
+    assert inspect.signature(App).parameters["compress_from_bytes"].annotation is int
+    with pytest.raises(TypeError, match=r"App.__init__\(\) got an unexpected keyword argument 'compres'"):
+        App(models.scale, compres="gzip")  # type: ignore[call-arg]

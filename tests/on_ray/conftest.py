@@ -6,7 +6,6 @@ These tests need Ray (`make test-ray`), and are skipped where it is not installe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ import pytest
 from tests.on_ray.local import local_cluster
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """All tests of this folder are `ray`, and so none of those that `make test` runs."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.ray)
+    item.add_marker(pytest.mark.ray)
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,13 @@ ENDED = "event loop of service {} has ended"
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> None:
+    """The collector leaves alone what other tests have left, at which these would have it look a hundred times."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def told(name: str = "doubling", n: int = 1, what: str = DROPPED) -> Iterator[None]:
     """It is told of so many handles of a service that were dropped, and of nothing else, such as open sockets."""

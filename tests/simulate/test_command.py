@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from carpool.simulate import Report, run
 from carpool.simulate.command import Options, simulate
 from carpool.simulate.table import table_of
 from tests.effort import slow_where
+from tests.support.prepared import carpool_command
 
 add_simulator()
 
@@ -26,9 +25,7 @@ FAST = ("--duration", "1s", "--seeds", "1", "--jobs", "1", "--policy")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    call = [sys.executable, "-m", "carpool", "simulate", *arguments]
-    return subprocess.run(call, capture_output=True, text=True, timeout=60, check=False, env=env)
+    return carpool_command("simulate", *arguments, timeout=60)
 
 
 def test_help_teaches() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,6 +16,7 @@ from carpool.simulate import StepCost, run_steps
 from carpool.simulate.features import lengths_of
 from carpool.simulate.steps import step_cost_of
 from tests.effort import share
+from tests.support.prepared import carpool_command
 
 EQUAL = {"arrivals": [0.0, 0.5], "cost": StepCost(0.0, 0.1, 1.0, 0.0), "lengths": "fixed:input=2,output=4"}
 """Two requests; starting one takes 0.2 s, a step 1 s."""
@@ -108,8 +108,7 @@ def test_what_makes_no_sense_is_refused(make: Any, text: str) -> None:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
-    words = ("simulate", "--steps", "--duration", "5s", "--seeds", "1", "--jobs", "1", *words)
-    return subprocess.run([sys.executable, "-m", "carpool", *words], capture_output=True, text=True, check=False)
+    return carpool_command("simulate", "--steps", "--duration", "5s", "--seeds", "1", "--jobs", "1", *words, timeout=60)
 
 
 def test_the_command_prints_a_table_or_json() -> None:

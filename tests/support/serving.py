@@ -9,11 +9,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests.support.prepared import Process
 
 READY = r"(?:ready|Uvicorn running) on http://([^:/\"]+):(\d+)"
 
@@ -25,15 +26,15 @@ class Served:
         log: Its log lines so far.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Process, stderr: IO[str]) -> None:
         self.process = process
+        self.stderr = stderr
         self.log: list[str] = []
         self.host, self.port = "", 0
         self._reader = threading.Thread(target=self._read_on, daemon=True)
 
     def wait_until_ready(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.stderr:
             self.log.append(line)
             if found := re.search(READY, line):
                 self.host, self.port = found[1], int(found[2])
@@ -65,8 +66,7 @@ class Served:
         return status
 
     def _read_on(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in self.stderr:
             self.log.append(line)
 
 
@@ -76,6 +76,11 @@ def serve(*arguments: str, ready: bool = True, folder: Path | None = None) -> co
     """
     usual = ("--port", "0", "--log", "json", "--allow-host", "*")
     return _run("-m", "carpool", "serve", *arguments, *usual, ready=ready, folder=folder)
+
+
+def run_module(name: str) -> contextlib.AbstractContextManager[Served]:
+    """Run a module that serves, from ready to stopped."""
+    return _run("-m", name)
 
 
 def run_program(path: Path) -> contextlib.AbstractContextManager[Served]:
@@ -90,11 +95,12 @@ def uvicorn(*arguments: str) -> contextlib.AbstractContextManager[Served]:
 
 @contextlib.contextmanager
 def _run(*arguments: str, ready: bool = True, folder: Path | None = None) -> Iterator[Served]:
-    command = [sys.executable, *arguments]
     path = os.pathsep.join(filter(None, [str(folder or Path.cwd()), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=folder)
-    served = Served(process)
+    ours, theirs = os.pipe()
+    process = Process(*arguments, streams=(0, 1, theirs), env=env, cwd=folder)
+    os.close(theirs)
+    served = Served(process, open(ours))  # noqa: SIM115
     try:
         if ready:
             served.wait_until_ready()
@@ -109,5 +115,4 @@ def _run(*arguments: str, ready: bool = True, folder: Path | None = None) -> Ite
             process.wait()
             raise
         finally:
-            if process.stderr is not None:
-                process.stderr.close()
+            served.stderr.close()

@@ -112,13 +112,18 @@ class Fate:
             value = self._follow(branch, item)
             if value is _NOTHING:
                 ((kind, text),) = self._ends
-                value = ("failed", text)
+                value: Any = failed(text)
                 if kind == "ok":
                     before.add((kind, text))
                     value = _NOTHING
             found.append(value)
         self._ends = before
         return _NOTHING if any(x is _NOTHING for x in found) else tuple(found)
+
+
+def failed(text: str) -> str:
+    """What stands for an error that is a value: no list."""
+    return f"failed {text}"
 
 
 _NOTHING = object()

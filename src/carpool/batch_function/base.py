@@ -37,7 +37,6 @@ from carpool.errors import Unavailable
 from carpool.model import AnyModel, Model, check_takes_a_list, is_model_object, name_of, traits_of, types_of
 from carpool.service.checks import (
     Key,
-    at_least,
     check_callable,
     check_length,
     check_lone_wait,
@@ -45,10 +44,16 @@ from carpool.service.checks import (
     check_room,
     flag,
     header_of,
+    keep,
+    keep_checked,
     lone_wait_s,
+    optional_count,
     optional_delay,
     optional_finite_seconds,
+    optional_flag,
     optional_seconds,
+    positive_count,
+    setting,
     valid_priority,
     why_never_held_back,
 )
@@ -62,11 +67,7 @@ live_functions: weakref.WeakSet[Bindable] = weakref.WeakSet()
 
 
 class ThisProcess:
-    """Holds a mark of this process, which a forked child replaces.
-
-    Attributes:
-        mark: An object of this process.
-    """
+    """Holds a mark of this process, which a forked child replaces."""
 
     mark = object()
 
@@ -106,41 +107,29 @@ class Shares(NamedTuple):
 class Settings:
     """The checked settings of a batch function; `carpool.batch` describes them."""
 
-    max_batch_size: int | None = 64
+    max_batch_size: int | None = setting(64, optional_count)
     size: Callable[[Any], int] | None = None
     length: Callable[[Any], int] | None = None
-    max_padded_size: int | None = None
+    max_padded_size: int | None = setting(None, optional_count)
     key: Key | None = None
     merge: bool | Merge | Pad | None = None
     split: Split | None = None
     policy: Policy | str | None = None
-    max_queue_delay_s: float | None = None
-    max_queue_size: int = 1024
-    max_in_flight_batches: int = 1
-    timeout_s: float | None = None
-    slo_s: float | None = None
+    max_queue_delay_s: float | None = setting(None, optional_delay)
+    max_queue_size: int = setting(1024, positive_count)
+    max_in_flight_batches: int = setting(1, positive_count)
+    timeout_s: float | None = setting(None, optional_seconds)
+    slo_s: float | None = setting(None, optional_finite_seconds)
     execution_lock: Any = None
-    idempotent: bool = True
-    isolate_errors: bool | None = None
+    idempotent: bool = setting(True, flag)
+    isolate_errors: bool | None = setting(None, optional_flag)
     oom_errors: OomErrors | None = ()
     run_in: str | None = None
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {
-            "max_queue_size": at_least("max_queue_size", self.max_queue_size, 1),
-            "max_in_flight_batches": at_least("max_in_flight_batches", self.max_in_flight_batches, 1),
-            "timeout_s": optional_seconds("timeout_s", self.timeout_s),
-            "slo_s": optional_finite_seconds("slo_s", self.slo_s),
-            "max_queue_delay_s": optional_delay("max_queue_delay_s", self.max_queue_delay_s),
-        }
-        idempotent = flag("idempotent", self.idempotent)
-        isolate_errors = self.isolate_errors
-        checked["isolate_errors"] = idempotent if isolate_errors is None else flag("isolate_errors", isolate_errors)
-        for setting in ("max_batch_size", "max_padded_size"):
-            if getattr(self, setting) is not None:
-                checked[setting] = at_least(setting, getattr(self, setting), 1)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        keep_checked(self)
+        if self.isolate_errors is None:
+            keep(self, "isolate_errors", self.idempotent)
         check_policy(self.policy)
         _check_run_in(self.run_in)
         if self.oom_errors is not None:
@@ -159,9 +148,9 @@ class Settings:
             check_callable("key", self.key, "an item")
         elif header_of(self.key) is not None:
             raise ValueError("key must be a function of an item or the name of its field: calls have no headers")
-        for setting, value in (("length", self.length), ("key", self.key)):
+        for name, value in (("length", self.length), ("key", self.key)):
             if value is not None and self.merge:
-                raise ValueError(f"{setting} is for items, and merge joins chunks of rows: leave out one of them")
+                raise ValueError(f"{name} is for items, and merge joins chunks of rows: leave out one of them")
         if self.merge is not None and not isinstance(self.merge, bool | Pad) and not callable(self.merge):
             raise TypeError(
                 f"merge must be True, carpool.pad(...) or a function of a list of chunks, not {self.merge!r}"
@@ -182,7 +171,7 @@ class Settings:
         return self.max_queue_size if self.size is None and not self.merge else _NO_LIMIT
 
     def new_policy(self) -> Policy:
-        """Make a policy for one batcher, with the limits of these settings filled in."""
+        """Make a policy for one batcher."""
         return new_policy(
             self.policy,
             self.limit,
@@ -192,7 +181,6 @@ class Settings:
         )
 
     def new_batcher(self, name: str) -> Batcher:
-        """Make a batcher, with a queue and a policy, for the function `name`."""
         policy = self.new_policy()
         why = why_never_held_back(policy)
         if why is not None:
@@ -201,12 +189,7 @@ class Settings:
         return Batcher(name, policy, Queue(self.max_queue_size, levels=levels))
 
     def over_list(self, function: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-        """Return a function of a list of items.
-
-        Args:
-            function: The user's function, of a list or, with `merge`, of one merged input.
-            is_async: Whether it is an `async def`.
-        """
+        """Return a function of a list of items."""
         if not self.merge:
             return function
         if callable(self.merge):
@@ -266,14 +249,12 @@ class Settings:
         return self._told(self.size or (merging.length if callable(self.merge) else chunks.count_rows), "size", item)
 
     def _told(self, function: Callable[[Any], int], setting: str, item: Any) -> int:
-        """Return the result of a size or length function for an item."""
         try:
             return units(function(item), "@carpool.batch", setting)
         except (StopIteration, StopAsyncIteration) as error:  # `map(f, xs)` would take it for the end of `xs`
             raise RuntimeError(f"{setting}= raised {type(error).__name__}") from error
 
     def _key_of(self, item: Any) -> Hashable:
-        """Return the key of an item."""
         key = field_of(self.key) if isinstance(self.key, str) else self.key
         assert key is not None
         try:
@@ -327,10 +308,6 @@ class Bindable:
     """Base of both kinds of batch functions: its name, and its use as a method.
 
     As a method it has callers, and so batches, of its own for each instance of the class.
-
-    Args:
-        function: The user's function, or a model class or instance.
-        settings: How its callers share its calls.
     """
 
     __name__: str
@@ -373,7 +350,6 @@ class Bindable:
         return getattr, (self._instance, self._attribute)
 
     def _types_of_items(self) -> tuple[Any, Any]:
-        """Return the types of items and results, by the hints of the function."""
         function = self._function
         if self._settings.merge:
             return types_of(function)
@@ -381,7 +357,6 @@ class Bindable:
         return traits.input_type, traits.output_type
 
     def _callers_signature(self) -> inspect.Signature:
-        """Return the signature of a call with one item."""
         takes, gives = self._types_of_items()
         parameter = inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=as_written(takes))
         return inspect.Signature([parameter], return_annotation=as_written(gives))
@@ -433,10 +408,6 @@ class Bindable:
         """Return the runner of the batches of an instance's method. It lives as long as the
         instance.
 
-        Args:
-            instance: The instance.
-            new: Makes it, at the first call.
-
         Raises:
             TypeError: The instance cannot be referred to weakly.
         """
@@ -467,13 +438,6 @@ def invoker_of(
     function: AnyModel | Model, settings: Settings, is_async: bool, sibling: Invoker | None = None
 ) -> Invoker:
     """Make the caller of a user's function or model.
-
-    Args:
-        function: The function, or a model class or instance.
-        settings: How its callers share its calls.
-        is_async: Whether it is an `async def`, or a model with one.
-        sibling: The invoker of the same method of another instance. The two share one budget for
-            running batches again.
 
     Raises:
         TypeError: It cannot be called in batches.
@@ -520,11 +484,7 @@ class LoopCheck:
     """Checks, now and then, whether a function's callers are on a thread whose event loop runs.
 
     Args:
-        name: The function's, for the warning.
         depth: How many functions of ours lie between the caller and the method that checks.
-
-    Attributes:
-        due: When the next check is due, by the driver's clock; infinity once the warning was given.
     """
 
     __slots__ = ("_depth", "_name", "due")
@@ -539,9 +499,6 @@ class LoopCheck:
 
         Code at the top of a module or of a notebook's cell is left alone: it runs on the notebook's
         own loop, on which no other call could join.
-
-        Args:
-            now: The time by the driver's clock.
         """
         self.due = now + _EVERY_S
         try:

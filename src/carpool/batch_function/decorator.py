@@ -1,11 +1,12 @@
 """The decorator `@carpool.batch`: the callers of a function share its calls, in their process.
 
 Over a `def`, callers are threads, and one of them runs the batch for the others. Over an `async
-def`, callers are tasks, and a batch is a task. The function takes and returns a list; callers bring
-one item and get one result.
+def`, callers are tasks, and a batch is a task.
 
-The types at the end are for type checkers: the functions and classes that it takes, the objects
-that it returns, and its settings.
+The types at the end are for type checkers. Two lists stand twice, as checkers read them off
+declarations only: overloads cannot be inherited or computed, so `batch(f)` and `batch(...)(f)` have
+a list each; and a `TypedDict` is no dataclass, so `BatchSettings` repeats names of `Settings`.
+tests/test_typing.py compares them.
 """
 
 from __future__ import annotations
@@ -37,19 +38,15 @@ def batch(function: Hooked, /) -> ThreadBatch[Any, Any]: ...
 @overload
 def batch(function: type[PredictsLater[A, B]], /) -> AsyncBatch[A, B]: ...
 @overload
-def batch(function: type[PredictsAnyLater], /) -> AsyncBatch[Any, Any]: ...
+def batch(function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
+@overload
+def batch(function: type[PredictsAnyLater] | PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
 @overload
 def batch(function: type[Predicts[A, B]], /) -> ThreadBatch[A, B]: ...
 @overload
-def batch(function: type[PredictsAny], /) -> ThreadBatch[Any, Any]: ...
-@overload
-def batch(function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
-@overload
-def batch(function: PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
-@overload
 def batch(function: Predicts[A, B], /) -> ThreadBatch[A, B]: ...
 @overload
-def batch(function: PredictsAny, /) -> ThreadBatch[Any, Any]: ...
+def batch(function: type[PredictsAny] | PredictsAny, /) -> ThreadBatch[Any, Any]: ...
 @overload
 def batch(function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
 @overload
@@ -58,10 +55,6 @@ def batch(function: Callable[[list[A]], Results[B]], /) -> ThreadBatch[A, B]: ..
 def batch(function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
 @overload
 def batch(function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
-@overload
-def batch(function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
-@overload
-def batch(function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
 @overload
 def batch(function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
 @overload
@@ -195,7 +188,6 @@ def batch(function: Any = None, /, **settings: Any) -> Any:
 
 
 def _batched(function: Any, settings: Settings) -> Any:
-    """Return the batch function over a function or model."""
     if isinstance(function, staticmethod | classmethod):
         raise TypeError(f"write @{type(function).__name__} above @carpool.batch, not below it")
     asynchronous = is_async(function)
@@ -217,7 +209,6 @@ def _batched(function: Any, settings: Settings) -> Any:
 
 
 def _batched_several(function: Any, arguments: Arguments, settings: Settings, asynchronous: bool) -> Any:
-    """Return the batch function over a function of several arguments."""
     settings = arguments.settings(settings)
     invoker = invoker_of(arguments.over_calls(function), settings, asynchronous)
     if asynchronous or settings.run_in is not None:
@@ -226,7 +217,6 @@ def _batched_several(function: Any, arguments: Arguments, settings: Settings, as
 
 
 def _check_lock(lock: Any, name: str, asynchronous: bool, in_thread: bool) -> None:
-    """Check that a lock fits how its function is called. Raises TypeError."""
     if lock is None or (in_thread and is_async_lock(lock)):
         return
     if not asynchronous:
@@ -322,38 +312,31 @@ Hooked = type[Preprocesses | Postprocesses] | Preprocesses | Postprocesses
 HookedLater = type[PreprocessesLater | PostprocessesLater] | PreprocessesLater | PostprocessesLater
 
 
-OverLists = Callable[Concatenate[list[Any], list[Any], ...], B]
-"""A function of several arguments, with a list for each."""
-
-MethodOverLists = Callable[Concatenate[Any, list[Any], list[Any], ...], B]
-"""A method of several arguments, as it stands in its class."""
+OverLists = (
+    Callable[Concatenate[list[Any], list[Any], ...], B] | Callable[Concatenate[Any, list[Any], list[Any], ...], B]
+)
+"""A function of several arguments with a list for each, or such a method as a class has it."""
 
 
 class Decorator(Protocol):
     """The type of `batch(...)` with settings: it is applied to a function of a list, or a model."""
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: HookedLater, /
-    ) -> AsyncBatch[Any, Any]: ...
+    def __call__(self, function: HookedLater, /) -> AsyncBatch[Any, Any]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Hooked, /) -> ThreadBatch[Any, Any]: ...
     @overload
     def __call__(self, function: type[PredictsLater[A, B]], /) -> AsyncBatch[A, B]: ...
     @overload
-    def __call__(self, function: type[PredictsAnyLater], /) -> AsyncBatch[Any, Any]: ...
+    def __call__(self, function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
+    @overload
+    def __call__(self, function: type[PredictsAnyLater] | PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
     @overload
     def __call__(self, function: type[Predicts[A, B]], /) -> ThreadBatch[A, B]: ...
     @overload
-    def __call__(self, function: type[PredictsAny], /) -> ThreadBatch[Any, Any]: ...
-    @overload
-    def __call__(self, function: PredictsLater[A, B], /) -> AsyncBatch[A, B]: ...
-    @overload
-    def __call__(self, function: PredictsAnyLater, /) -> AsyncBatch[Any, Any]: ...
-    @overload
     def __call__(self, function: Predicts[A, B], /) -> ThreadBatch[A, B]: ...
     @overload
-    def __call__(self, function: PredictsAny, /) -> ThreadBatch[Any, Any]: ...
+    def __call__(self, function: type[PredictsAny] | PredictsAny, /) -> ThreadBatch[Any, Any]: ...
     @overload
     def __call__(self, function: Callable[[list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
     @overload
@@ -362,10 +345,6 @@ class Decorator(Protocol):
     def __call__(self, function: OverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
     @overload
     def __call__(self, function: OverLists[Results[B]], /) -> SeveralInThreads[B]: ...
-    @overload
-    def __call__(self, function: MethodOverLists[Awaitable[Results[B]]], /) -> SeveralInTasks[B]: ...
-    @overload
-    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInThreads[B]: ...
     @overload
     def __call__(self, function: Callable[[Any, list[A]], Awaitable[Results[B]]], /) -> AsyncBatch[A, B]: ...
     @overload
@@ -380,17 +359,13 @@ class InThreadDecorator(Protocol):
     @overload
     def __call__(self, function: type[Predicts[A, B]], /) -> AsyncBatch[A, B]: ...
     @overload
-    def __call__(self, function: type[PredictsAny], /) -> AsyncBatch[Any, Any]: ...
-    @overload
     def __call__(self, function: Predicts[A, B], /) -> AsyncBatch[A, B]: ...
     @overload
-    def __call__(self, function: PredictsAny, /) -> AsyncBatch[Any, Any]: ...
+    def __call__(self, function: type[PredictsAny] | PredictsAny, /) -> AsyncBatch[Any, Any]: ...
     @overload
     def __call__(self, function: Callable[[list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(self, function: OverLists[Results[B]], /) -> SeveralInTasks[B]: ...
-    @overload
-    def __call__(self, function: MethodOverLists[Results[B]], /) -> SeveralInTasks[B]: ...
     @overload
     def __call__(self, function: Callable[[Any, list[A]], Results[B]], /) -> AsyncBatch[A, B]: ...
 
@@ -399,9 +374,7 @@ class MergeInThreadDecorator(Protocol):
     """The type of `batch(merge=..., run_in="thread")`."""
 
     @overload
-    def __call__(self, function: TakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
-    @overload
-    def __call__(self, function: MethodTakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
+    def __call__(self, function: TakesLengths[A, B] | MethodTakesLengths[A, B], /) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(self, function: Callable[[A], B], /) -> AsyncBatch[A, B]: ...
     @overload
@@ -445,18 +418,12 @@ class PadDecorator(Protocol):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: TakesLengths[A, Awaitable[B]], /
+        self, function: TakesLengths[A, Awaitable[B]] | MethodTakesLengths[A, Awaitable[B]], /
     ) -> AsyncBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: TakesLengths[A, B], /
+        self, function: TakesLengths[A, B] | MethodTakesLengths[A, B], /
     ) -> ThreadBatch[A, B]: ...
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: MethodTakesLengths[A, Awaitable[B]], /
-    ) -> AsyncBatch[A, B]: ...
-    @overload
-    def __call__(self, function: MethodTakesLengths[A, B], /) -> ThreadBatch[A, B]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[[A], Awaitable[B]], /

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from carpool.batch_function.base import LoopCheck, Settings, as_written
+from carpool.batch_function.base import Bindable, LoopCheck, Settings, as_written
 from carpool.batch_function.tasks import AsyncBatch
 from carpool.batch_function.threads import ThreadBatch, Ticket
 from carpool.engine.type_hints import signature_of
@@ -24,12 +24,7 @@ _OURS = ("lead", "priority")  # for carpool, and not for the function
 
 
 class Arguments:
-    """The parameters of a function that has more than one to be filled.
-
-    Args:
-        name: The name of the function.
-        parameters: Those that its callers fill, without `self`.
-    """
+    """The parameters of a function that has more than one to be filled."""
 
     def __init__(self, name: str, parameters: list[inspect.Parameter]) -> None:
         self._name = name
@@ -109,7 +104,6 @@ class Arguments:
         return replace(settings, **over_tuples) if over_tuples else settings
 
     def _argument(self, name: str) -> Callable[[tuple[Any, ...]], Any]:
-        """Return a function that takes the argument `name` out of a tuple of them."""
         names = list(self._signature.parameters)
         if name not in names:
             raise ValueError(f"key={name!r} is no argument of {self._name}: it has {', '.join(names)}")
@@ -127,16 +121,30 @@ class Arguments:
 
 
 def _over_tuple(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
-    """Return a function of several arguments as one of a tuple of them."""
     return lambda arguments: function(*arguments)
 
 
-class SeveralInThreads(ThreadBatch[tuple[Any, ...], B], Generic[B]):
+class _OfSeveral(Bindable):
+    """Has the arguments of a function, beside a kind of batch function."""
+
+    def __init__(self, *settings: Any, **others: Any) -> None:
+        super().__init__(*settings, **others)
+        arguments = Arguments.of(self._function)
+        assert arguments is not None
+        self._arguments = arguments
+
+    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self._arguments.over_calls(function)
+
+    def _callers_signature(self) -> inspect.Signature:
+        return self._arguments.callers_signature(self._function, self._types_of_items()[1])
+
+
+class SeveralInThreads(_OfSeveral, ThreadBatch[tuple[Any, ...], B], Generic[B]):
     """A function of several arguments whose callers are threads."""
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self._arguments = _arguments_of(self._function)
         self._loop_check = LoopCheck(self.__name__, depth=1)
 
     def __call__(self, *args: Any, priority: int = 0, **kwargs: Any) -> B:
@@ -155,19 +163,9 @@ class SeveralInThreads(ThreadBatch[tuple[Any, ...], B], Generic[B]):
         """Put a call into the line without waiting for its result; see `ThreadBatch`."""
         return super().submit(self._arguments.packed(args, kwargs), lead=lead, priority=priority)
 
-    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._arguments.over_calls(function)
 
-    def _callers_signature(self) -> inspect.Signature:
-        return self._arguments.callers_signature(self._function, self._types_of_items()[1])
-
-
-class SeveralInTasks(AsyncBatch[tuple[Any, ...], B], Generic[B]):
+class SeveralInTasks(_OfSeveral, AsyncBatch[tuple[Any, ...], B], Generic[B]):
     """A function of several arguments whose callers are tasks."""
-
-    def __init__(self, *settings: Any, **others: Any) -> None:
-        super().__init__(*settings, **others)
-        self._arguments = _arguments_of(self._function)
 
     async def __call__(self, *args: Any, priority: int = 0, **kwargs: Any) -> B:
         """Return the function's result for one call; see `AsyncBatch`.
@@ -180,15 +178,3 @@ class SeveralInTasks(AsyncBatch[tuple[Any, ...], B], Generic[B]):
     async def many(self, xs: Iterable[tuple[Any, ...]], *, priority: int = 0) -> list[B]:
         """Return the results for several calls, each given as a tuple of its arguments."""
         return await super().many([self._arguments.packed(tuple(x), {}) for x in xs], priority=priority)
-
-    def _over_items(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._arguments.over_calls(function)
-
-    def _callers_signature(self) -> inspect.Signature:
-        return self._arguments.callers_signature(self._function, self._types_of_items()[1])
-
-
-def _arguments_of(function: Any) -> Arguments:
-    arguments = Arguments.of(function)
-    assert arguments is not None
-    return arguments

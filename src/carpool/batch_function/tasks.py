@@ -56,12 +56,9 @@ class _Drivers:
     could leave locked.
 
     Attributes:
-        by_loop: The drivers.
         latest: The driver that was used last, if its loop has the private `_thread_id` by which
             `__call__` sees that it runs in this thread; else None.
         closed_because: Why there are to be no more calls; None while there may be.
-        ends: For each loop, the task that closes its driver.
-        gone: The counts of loops that are closed.
     """
 
     __slots__ = ("by_loop", "closed_because", "ends", "gone", "latest")
@@ -89,7 +86,6 @@ class _Drivers:
         return lost
 
     def clear(self) -> None:
-        """Forget all drivers."""
         self.by_loop.clear()
         self.ends.clear()
         self.gone = []
@@ -287,7 +283,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
         )
 
     def _driver(self) -> Driver:
-        """Return the driver of the running loop, which is made at its first call."""
         loop = asyncio.get_running_loop()
         driver = self._drivers.by_loop.get(loop) or self._open(loop)
         self._note_latest(driver)
@@ -330,7 +325,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
         return driver
 
     def start_anew(self) -> None:
-        """Forget all callers, in a forked child: their loops and tasks are in the parent."""
         self._setup_lock = threading.Lock()
         self._setup_task = None
         self._drivers.clear()
@@ -338,7 +332,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             drivers.clear()
 
     async def _run(self, items: list[Any]) -> BatchOutcome:
-        """Run a batch on this loop, once the model is set up."""
         if self._needs_setup:
             await self._set_up()
         trouble: list[Trouble] = []
@@ -346,7 +339,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             return as_outcome(await self._invoker.run(items, trouble, all_ok=True), trouble)
 
     async def _run_in_thread(self, items: list[Any]) -> BatchOutcome:
-        """Run a batch in a thread of this loop's default executor."""
         async with self._lock:
             return await asyncio.to_thread(self._run_in_this_thread, items)
 
@@ -397,7 +389,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
             self._setup_task = None
 
     async def _end(self, loop: asyncio.AbstractEventLoop, here: Driver | None) -> None:
-        """Close this loop's driver, if it has one, and tear the model down, once."""
         try:
             if here is not None:
                 await here.stop(timeout_s=None)
@@ -437,7 +428,6 @@ class AsyncBatch(Bindable, Generic[A, B]):
 
 
 def _set_shares(requests: Sequence[Request], shares: Shares) -> None:
-    """Set the sizes of their items on requests."""
     for i, request in enumerate(requests):
         if shares.sizes is not None:
             request.size = shares.sizes[i]

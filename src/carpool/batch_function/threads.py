@@ -16,8 +16,7 @@ from carpool.engine.call.invoke import Invoker
 from carpool.engine.call.lock import execution_lock
 from carpool.engine.call.results import Trouble, run_now
 from carpool.engine.drive.failures import BatchOutcome, as_outcome
-from carpool.engine.drive.threads import LineDriver
-from carpool.engine.drive.wakeups import ThreadWaiter
+from carpool.engine.drive.threads import LineDriver, ThreadWaiter
 from carpool.engine.observe.function_stats import FunctionSnapshot
 from carpool.engine.request import Request
 from carpool.errors import DeadlineExceeded, Unavailable
@@ -214,7 +213,7 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return Ticket(self, waiter)
 
     def stats(self) -> FunctionSnapshot:
-        """Return the figures of the function so far; of a method, for its instance."""
+        """Return the figures so far; of a method, for its instance."""
         return self._driver.snapshot()
 
     def explain(self) -> dict[str, Any]:
@@ -269,14 +268,12 @@ class ThreadBatch(Bindable, Generic[A, B]):
         )
 
     def start_anew(self) -> None:
-        """Forget all callers, in a forked child: they are in the parent."""
         self._closing = threading.RLock()
         of_methods = [driver for _, driver in list(self._bound.values())]  # the program may hold bound methods
         for driver in (self._driver, *of_methods):
             driver.start_anew(self._settings.new_batcher(self.__name__))
 
     def _run_through(self, items: Sequence[Any], priority: int) -> ThreadWaiter:
-        """Put items into the line and wait until all have been answered."""
         driver = self._driver
         sizes, lengths, lanes = self._settings.shares(items, priority)
         waiter = driver.join(items, sizes, self._timeout_s, lanes, lengths)
@@ -289,7 +286,6 @@ class ThreadBatch(Bindable, Generic[A, B]):
         return cast(B, results[0] if len(results) == 1 else merging.joined(results))
 
     def _run(self, items: list[Any]) -> BatchOutcome:
-        """Call the function for a batch, in this thread."""
         if self._ran_in[0] is not ThisProcess.mark:
             self._note_process()
         trouble: list[Trouble] = []

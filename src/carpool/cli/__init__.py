@@ -31,7 +31,6 @@ from carpool.engine.observe import log
 
 
 def _demo_can_run() -> bool:
-    """Report whether the further packages that `carpool demo` needs are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("sklearn", "httptools"))
 
 

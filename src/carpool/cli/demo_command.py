@@ -33,12 +33,8 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Tally:
-    """The answers that the clients got.
-
-    Attributes:
-        answers: The answers, by the index of the image.
-        latencies_s: The latencies of the answers, in seconds.
-        failures: Status and body of each response that was not an answer.
+    """The answers that the clients got, by the index of the image, with their latencies, and status
+    and body of each response that was none.
     """
 
     answers: dict[int, list[int]] = field(default_factory=dict)
@@ -47,7 +43,6 @@ class Tally:
 
 
 def run(console: Console) -> int:
-    """Run the demo and return the exit status of the process."""
     name = _example()
     digits = importlib.import_module(name)
     _, _, images, labels = digits.halves()
@@ -96,7 +91,6 @@ def _server(target: str) -> Iterator[tuple[str, int]]:
 
 
 def _send_all(host: str, port: int, images: list[list[float]], console: Console) -> tuple[Tally, float]:
-    """Send every image `ROUNDS` times; return the answers and how many seconds they took."""
     tally, lock = Tally(), threading.Lock()
     jobs = iter([i for _ in range(ROUNDS) for i in range(len(images))])  # the clients share them
     bodies = [json.dumps(image) for image in images]
@@ -121,17 +115,6 @@ def _send(
     lock: threading.Lock,
     advance: Callable[[], None],
 ) -> None:
-    """Send bodies over one connection, as one of the clients, until there are no more jobs.
-
-    Args:
-        host: The server's host.
-        port: The server's port.
-        bodies: The bodies, by the index of the image.
-        jobs: The indices to send, shared with the other clients.
-        tally: Takes what comes back, shared with the other clients.
-        lock: Held to use what is shared.
-        advance: Called after each response.
-    """
     connection = http.client.HTTPConnection(host, port)
     while True:
         with lock:
@@ -154,7 +137,6 @@ def _send(
 
 
 def _batch_sizes(host: str, port: int) -> tuple[int, int]:
-    """Return the numbers of requests and of batches, from the server's metrics."""
     connection = http.client.HTTPConnection(host, port)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -169,16 +151,6 @@ def _batch_sizes(host: str, port: int) -> tuple[int, int]:
 def _report(
     console: Console, tally: Tally, took_s: float, sizes: tuple[int, int], alone: list[int], labels: list[int]
 ) -> int:
-    """Print the figures and return the exit status.
-
-    Args:
-        console: Where to print.
-        tally: The answers that the clients got.
-        took_s: How many seconds it took.
-        sizes: The numbers of requests and of batches.
-        alone: The answers of the model alone, one for each image.
-        labels: The right answers, one for each image.
-    """
     answers = [(i, answer) for i, given in tally.answers.items() for answer in given]
     right = sum(answer == labels[i] for i, answer in answers)
     different = sum(answer != alone[i] for i, answer in answers)

@@ -71,7 +71,6 @@ def graph(
 
 
 def _notes(url: str, name: str, key_file: Path | None, watch_s: float) -> dict[str, str]:
-    """Return the present figures of each stage of a running service, by the stage's name."""
     before = _figures(url, name, key_file)
     time.sleep(max(0.1, watch_s))
     after = _figures(url, name, key_file)
@@ -88,7 +87,6 @@ def _note(before: dict[str, Any], after: dict[str, Any], took_s: float) -> str:
 
 
 def _items(stage: dict[str, Any]) -> int:
-    """Return how many items a stage has been given."""
     return sum(int(size) * count for size, count in stage["batch_sizes"].items())
 
 
@@ -98,7 +96,6 @@ def _mean_ms(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def _figures(url: str, name: str, key_file: Path | None) -> dict[str, Any]:
-    """Return the figures of a service of a server, and when they were taken."""
     try:
         answer = send(url, "GET", _DATA, key=server_key(key_file), timeout_s=8.0)
     except NoAnswer as error:
@@ -147,17 +144,13 @@ _OPENS: Final = ("start", "parallel", "route", "list")
 
 
 def _in_short(stage: Stage) -> str:
-    """Return how a stage is declared, in a few words."""
     batches = "single items" if stage.max_batch_size is None else f"up to {stage.max_batch_size}"
     return f"{stage.workers_in_short}, {batches}"
 
 
 def as_mermaid(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
-    """Return a flowchart of Mermaid.
-
-    Args:
-        service: The service.
-        notes: A line about each stage, by its name; without it, how the stages are declared.
+    """Return a flowchart of Mermaid; `notes` are lines about each stage, in the place of how it is
+    declared.
     """
     drawn, notes = _drawn(service, notes)
     lines = ["flowchart LR"]
@@ -175,7 +168,7 @@ def as_mermaid(service: Declaration, notes: Mapping[str, str] | None = None) -> 
 
 
 def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
-    """Return a picture; see `as_mermaid` for the arguments."""
+    """Return a picture; see `as_mermaid`."""
     drawn, notes = _drawn(service, notes)
     width, height = 2 * _MARGIN + _COLUMN * drawn.width, 2 * _MARGIN + _ROW * drawn.height
     lines = [
@@ -193,19 +186,16 @@ def as_svg(service: Declaration, notes: Mapping[str, str] | None = None) -> str:
 
 
 def _drawn(service: Declaration, notes: Mapping[str, str] | None) -> tuple[Picture, Mapping[str, str]]:
-    """Return the picture, and the notes."""
     return picture(outline(service.graph)), notes or {stage.name: _in_short(stage) for stage in service.stages}
 
 
 def _text_of(dot: Dot, notes: Mapping[str, str]) -> list[str]:
-    """Return the lines of text of a dot."""
     if dot.kind == "stage":
         return [dot.name, *filter(None, [notes.get(dot.name, "")])]
     return [f"{_TEXTS[dot.kind]}, errors as values" if dot.name else _TEXTS[dot.kind]]
 
 
 def _line(edge: Edge, drawn: Picture) -> list[str]:
-    """Return a line of a picture, which bends near its dots, and its name."""
     begins, ends = drawn.dots[edge.begins], drawn.dots[edge.ends]
     (x, y), (right, low) = _at(begins), _at(ends)
     x, right = x + _width(begins) / 2, right - _width(ends) / 2
@@ -228,7 +218,6 @@ def _line(edge: Edge, drawn: Picture) -> list[str]:
 
 
 def _shape(dot: Dot, notes: Mapping[str, str]) -> list[str]:
-    """Return a dot of a picture, and its text."""
     x, y = _at(dot)
     if dot.kind == "merge":
         return [f'<circle cx="{x:g}" cy="{y:g}" r="{_SMALL / 2:g}" fill="#667"/>']
@@ -247,7 +236,6 @@ def _shape(dot: Dot, notes: Mapping[str, str]) -> list[str]:
 
 
 def _at(dot: Dot) -> tuple[float, float]:
-    """Return the middle of a dot."""
     return _MARGIN + _COLUMN * dot.x, _MARGIN + _ROW * dot.y
 
 

@@ -2,7 +2,7 @@
 `health`.
 
 Those that change it send an order to its admin routes (`http/admin.py`) and wait until it has been
-carried out. `carpool health` asks whether it is ready, for probes that run a command.
+carried out.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def remove(name: str, /, url: str | None = None, *, key_file: Path | None = None
 
 
 def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
-    """Send an order, and return the answer of the server; exit if it was not carried out."""
+    """Send an order, and return the answer; exit if it was not carried out."""
     url = server_url(url)
     try:
         answer = send(url, "POST", path, key=server_key(key_file), order=order, timeout_s=_LONGEST_S)
@@ -170,7 +170,6 @@ def _send(url: str | None, path: str, order: dict[str, Any], key_file: Path | No
 
 
 def _message_of(answer: PlainAnswer) -> str:
-    """Return the error that the server reports."""
     try:
         return str(answer.json["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -178,7 +177,6 @@ def _message_of(answer: PlainAnswer) -> str:
 
 
 def _print_workers(answer: dict[str, Any], done: str) -> None:
-    """Print how many workers there are now."""
     for service, stages in answer["workers"].items():
         counts = ", ".join(f"{stage} has {_workers(n)}" for stage, n in stages.items())
         print(f"{service} {done}: {counts}")
@@ -252,7 +250,6 @@ def health(
 
 
 def _question(model: str | None, *, live: bool) -> tuple[str, str]:
-    """Return the wanted state of a server, and the path at which it reports that."""
     if live:
         return "live", "/livez"
     if model is None:

@@ -91,7 +91,6 @@ def profile(
 
 
 def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:
-    """Measure the service, with a progress bar if stderr is a terminal."""
     console = Console(stderr=True)
     with Progress(*_COLUMNS, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(service.stages[0].name)
@@ -106,7 +105,6 @@ def _measured(service: Service, runs: int, threads: int) -> list[StageCosts]:
 
 
 def _print(found: list[StageCosts]) -> None:
-    """Print a table of the costs."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("stage", "batch", "ms", "ms each", "items/s"):
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
@@ -125,10 +123,8 @@ MeasuringProgress = Callable[[str, int, int], None]
 
 
 class _Noting(Greedy):
-    """Sends all that waits, and notes the seconds of each batch.
-
-    Attributes:
-        batches: The number of requests and the seconds of each batch that went well.
+    """Sends all that waits, and notes the number of requests and the seconds of each batch that
+    went well.
     """
 
     def __init__(self) -> None:
@@ -149,12 +145,10 @@ async def profiled(
     """Return the costs of the batches of each stage, first to last.
 
     Args:
-        service: The service that is measured. The first stage gets its model's examples, and each
-            later one what comes to it of them.
         runs: How many batches of each size are timed; the median counts.
-        most_s: The longest time for one size, in seconds, once it has been timed three times.
-        threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or
-            the environment does not say so.
+        most_s: The longest time for one size, once it has been timed three times.
+        threads: How many threads BLAS and OpenMP have in the worker, where the stage's `env` or the
+            environment does not say so.
         progress: Called before each size.
 
     Raises:
@@ -179,19 +173,12 @@ async def profiled(
 
 
 class _Went(NamedTuple):
-    """A result that goes on, by a branch if it has named one."""
-
     name: str | None
     value: Any
 
 
 class _Profiler:
-    """Has examples go through a graph, stage by stage, and measures each stage when they first come
-    to it.
-
-    Attributes:
-        costs: The costs of the batches of each stage, by its name.
-    """
+    """Has examples go through a graph, and measures each stage when they first come to it."""
 
     def __init__(
         self, last: object, runs: int, most_s: float, threads: int, progress: MeasuringProgress | None
@@ -267,7 +254,6 @@ class _Profiler:
         return {key: result for key, result in zip(went, results, strict=True) if isinstance(result, _Went)}
 
     async def _measured(self, stage: Stage, s: Any, noting: _Noting, items: list[Any]) -> StageCosts:
-        """Return the costs of the batches of a stage that runs alone."""
         seconds: dict[int, float] = {}
         sizes = sizes_of(stage)
         for done, size in enumerate(sizes):
@@ -311,15 +297,6 @@ def sizes_of(stage: Stage) -> list[int]:
 
 
 def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | None) -> Service:
-    """Return a service of one stage with one worker.
-
-    Args:
-        stage: The stage.
-        noting: Its policy.
-        threads: As for `profile`.
-        names: Of the branches that its results may name; None if nothing follows, else results that
-            go on are `_Went`, and early answers are not.
-    """
     settings: dict[str, Any] = {"workers": 1, "cpus": stage.cpus[0] if stage.cpus else None}
     if stage.max_batch_size is not None:
         settings["policy"] = noting
@@ -337,7 +314,7 @@ def _alone(stage: Stage, noting: _Noting, threads: int, names: Sequence[str] | N
 
 
 def _noted(name: str | None) -> Stage:
-    """Return a stage in this process that notes which branch results have taken."""
+    """Return a stage in this process that notes the branches of results."""
 
     def went(value: Any) -> Any:
         return _Went(name, value)

@@ -88,14 +88,6 @@ def serve(
 
 
 def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Config, of_cluster: list[str]) -> Server:
-    """Make the server, or exit with an error.
-
-    Args:
-        services: Those that it serves.
-        chosen: Its settings.
-        found: The changes of services and stages in the environment, the file and `--set`.
-        of_cluster: The settings of stages on a cluster from `--set`.
-    """
     try:
         from carpool.http.serve import check_port, new_server
 
@@ -113,7 +105,7 @@ def _new_server(services: Sequence[Service], chosen: ServerSettings, found: Conf
 
 
 def _run_until_stopped(server: Server) -> None:
-    """Run a server that listens already. Exits with an error if it cannot start or has failed."""
+    """Run a server that listens already; exit if it cannot start or has failed."""
     from carpool.http.serve import run_until_stopped
 
     try:
@@ -126,11 +118,8 @@ def _run_until_stopped(server: Server) -> None:
 
 
 def _cluster(settings: list[str]) -> Any:
-    """Return the cluster on which worker processes run.
-
-    Raises:
-        ValueError: A setting is none, or is out of range.
-        ImportError: Ray is missing.
+    """Return the cluster on which worker processes run. Raises ValueError for a bad setting,
+    ImportError without Ray.
     """
     stages: dict[str, dict[str, Any]] = {}
     for setting in settings:
@@ -146,7 +135,6 @@ def _cluster(settings: list[str]) -> Any:
 
 
 def summarize(server: Server, settings: ServerSettings) -> None:
-    """Show a person, or a program, which services and addresses are about to be served."""
     if settings["log"] == "text":
         print_summary(server, settings)
     else:
@@ -154,7 +142,6 @@ def summarize(server: Server, settings: ServerSettings) -> None:
 
 
 def print_summary(server: Server, settings: ServerSettings) -> None:
-    """Print the services that are about to be served, for a person."""
     app = server.app
     console = Console(stderr=True, highlight=False)
     console.print(f"[bold]carpool {__version__}[/] on [bold]{server.address}[/]")
@@ -181,14 +168,12 @@ def _log_summary(app: App, address: str) -> None:
 
 
 def _paths(app: App) -> list[str]:
-    """Return the first address of each service."""
     from carpool.http.endpoint import predict_path
 
     return ["/predict", *[predict_path(service.name) for service in app.services[1:]]]
 
 
 def in_short(stage: Stage) -> str:
-    """Describe a stage's batches, workers, cores and policy in one line."""
     batches = "single items"
     if stage.max_batch_size:
         batches = f"batches of up to {stage.max_batch_size}{' in size' if stage.size is not None else ''}"
@@ -267,5 +252,4 @@ def _in_toml(value: Any) -> str:
 
 
 def _key(name: str) -> str:
-    """Return a name as TOML has it as a key."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _in_toml(name)

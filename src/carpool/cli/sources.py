@@ -1,8 +1,7 @@
 """The parts that commands share: where their input is from, and how they end.
 
-Settings come from flags, the environment and a file in TOML, a service from the name
-module:attribute, and the address and key of a server from the settings that it would have here. A
-command that cannot be carried out ends with one line and an exit status.
+A service comes from the name module:attribute, the address and key of a server from the settings
+that it would have here. A command that cannot be carried out ends with one line and an exit status.
 
 A flag counts before the environment, the environment before the file, and the file before what the
 code says.
@@ -76,7 +75,6 @@ class Sources:
             fail(str(error))
 
     def of(self, name: str) -> str:
-        """Return where the value of a setting is from."""
         return self._of.get(name, "default")
 
     def place(self, name: str) -> str:
@@ -91,7 +89,6 @@ class Sources:
 
 
 def chosen_by(options: Any) -> ServerSettings:
-    """Return the settings of a server, of its flags as a `ServerOptions`; None for no flag."""
     return with_defaults(cast(ServerSettings, {} if options is None else vars(options)))
 
 
@@ -103,14 +100,8 @@ USAGE_ERROR: Final = 2
 
 
 def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoReturn:
-    """Exit with an error in one line, for a command that cannot be carried out.
-
-    Where the log is JSON, the line is, too, with the traceback in it.
-
-    Args:
-        text: The mistake, and its remedy.
-        status: The exit status.
-        traceback: That of the user's code, if it has raised; it is shown before the text.
+    """Exit with an error in one line, as JSON where the log is: the mistake, and its remedy;
+    `traceback` is that of the user's code.
     """
     if log.is_json():
         line = f"{text}\n{traceback}".rstrip()
@@ -122,7 +113,6 @@ def fail(text: str, status: int = USAGE_ERROR, *, traceback: str = "") -> NoRetu
 
 
 def in_words(error: CycloptsError) -> str:
-    """Return the mistake, and its remedy."""
     text = " ".join(_as_setting(error)) or " ".join(str(error).split())
     if "--" in text:  # it names what to write
         return text
@@ -147,8 +137,9 @@ def _as_setting(error: CycloptsError) -> tuple[str, ...]:
 
 
 def find_service(target: str) -> Service:
-    """Return the service at `module:attribute`, or exit with an error that names those that there
-    are."""
+    """Return the service at `module:attribute`, or exit with an error that names those that are
+    there.
+    """
     add_current_folder()
     try:
         return service_named(target)
@@ -182,11 +173,8 @@ def server_key(key_file: Path | None) -> str:
 
 
 def server_url(url: str | None, *, admin: bool = True) -> str:
-    """Return the address of the server to ask; by default the one that the settings here give it.
-
-    Args:
-        url: The address that the command was given; None for none.
-        admin: Whether to prefer its address for orders and pages of its operators.
+    """Return the address of the server to ask: `url`, or that which the settings here give it;
+    `admin` prefers its address for operators.
     """
     if url is not None:
         return url
@@ -209,19 +197,11 @@ class NoAnswer(Exception):
 
 
 class PlainAnswer(NamedTuple):
-    """The answer of a server.
-
-    Attributes:
-        status: Of the response.
-        body: Of the response.
-    """
-
     status: int
     body: bytes
 
     @property
     def json(self) -> Any:
-        """The body as JSON. Raises ValueError if it is none."""
         return json.loads(self.body)
 
 
@@ -232,10 +212,8 @@ def send(
 
     Args:
         url: Where the server is, such as `http://127.0.0.1:8000` or `unix:PATH`.
-        method: Of the request.
-        path: Below the URL.
         key: An API key; empty if the server needs none.
-        order: The body, which is sent as JSON; None for none.
+        order: The body, which is sent as JSON.
         timeout_s: For how long the server may be silent.
 
     Raises:
@@ -257,14 +235,11 @@ def send(
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a server that listens on a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket. Raises OSError."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -292,12 +267,8 @@ _LINKS = ("service_", "port_")  # variables that Kubernetes sets for each servic
 
 
 class Found(NamedTuple):
-    """A value of a setting.
-
-    Attributes:
-        value: As it is in TOML, or text.
-        place: How the user has written the setting there, for errors.
-        source: Where it is from.
+    """A value of a setting, as it is in TOML, or text; how the user has written the setting at its
+    place, for errors; and its source.
     """
 
     value: Any
@@ -309,7 +280,6 @@ class Config(NamedTuple):
     """The settings of the environment and the file.
 
     Attributes:
-        settings: Values of the server's settings.
         services: Values by setting, by the name of a service.
         stages: Values by setting, by the name of a stage.
         doubts: Variables of the environment that mean nothing, in words.
@@ -322,14 +292,11 @@ class Config(NamedTuple):
 
 
 def read(environ: Mapping[str, str], folder: Path, path: str | None = None, sets: Iterable[str] = ()) -> Config:
-    """Read the settings of the environment and the file.
+    """Read the settings of the environment and the file, which is looked for in `folder` unless a
+    `path` is given.
 
     Args:
-        environ: The environment.
-        folder: Where a file is looked for.
-        path: The file, if it is named.
-        sets: Changes of services and stages that were given as flags, such as
-            `stages.Digits.workers=4`.
+        sets: Flags for services and stages, such as `stages.Digits.workers=4`.
 
     Raises:
         ValueError: Something cannot be understood; the text names the place.
@@ -356,7 +323,6 @@ def placed(config: Config, text: str) -> str:
 
 
 def values(found: Mapping[str, Mapping[str, Found]]) -> dict[str, dict[str, Any]]:
-    """Return the values of services or stages, without where they are from."""
     return {name: {setting: each.value for setting, each in of_one.items()} for name, of_one in found.items()}
 
 
@@ -376,7 +342,6 @@ def _read_file(config: Config, folder: Path, path: str | None) -> None:
 
 
 def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the name and the settings of the file, if there is one. Raises ValueError."""
     if path is not None:
         whole = _parsed(Path(path))
         return path, whole.get("tool", {}).get("carpool", {}) if Path(path).name == _PROJECT else whole
@@ -390,7 +355,6 @@ def _table(folder: Path, path: str | None) -> tuple[str | None, dict[str, Any]]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """Return a file of TOML. Raises ValueError."""
     try:
         return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
@@ -400,7 +364,6 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
-    """Read the settings of services or stages. Raises ValueError."""
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f"{kind} in {file} must be tables, such as [{kind}.NAME]")
     for name, table in tables.items():
@@ -410,7 +373,6 @@ def _read_tables(config: Config, kind: str, tables: Any, file: str) -> None:
 
 
 def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
-    """Read the variables that begin with CARPOOL_. Raises ValueError."""
     for variable, value in sorted(environ.items()):
         name = variable.removeprefix(_PREFIX).lower()
         if not variable.startswith(_PREFIX) or name in _NOT_SETTINGS:
@@ -428,7 +390,6 @@ def _read_environment(config: Config, environ: Mapping[str, str]) -> None:
 
 
 def _read_set(config: Config, text: str, source: str) -> None:
-    """Read one change of a service or stage. Raises ValueError."""
     name, equals, value = text.partition("=")
     parts = name.split(".")
     if not equals or len(parts) < len(("kind", "name", "setting")) or parts[0] not in _TABLES:
@@ -438,7 +399,6 @@ def _read_set(config: Config, text: str, source: str) -> None:
 
 
 def _as_toml(text: str) -> Any:
-    """Return the value that a text is in TOML; the text itself if it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -446,10 +406,7 @@ def _as_toml(text: str) -> Any:
 
 
 def as_texts(value: Any) -> Iterator[str]:
-    """Yield a value of the file, or each of a list, as it would be written behind a flag.
-
-    In the environment the entries of a list have commas between them.
-    """
+    """Yield a value of the file, or each of a list, as it would be written behind a flag."""
     if isinstance(value, list):
         yield from map(str, value)
     elif isinstance(value, bool):

@@ -24,16 +24,8 @@ class NoFigures(Exception):
 
 
 def run(url: str, key: str, console: Console, times: int | None = None) -> None:
-    """Show the figures of a server again and again, until Ctrl-C.
-
-    Args:
-        url: Where the server is, or its admin address.
-        key: An API key; empty if it needs none.
-        console: Where to show them.
-        times: How often; None for ever.
-
-    Raises:
-        NoFigures: The server gave none the first time.
+    """Show the figures of a server again and again, until Ctrl-C, or some `times`. Raises NoFigures
+    if it gave none the first time.
     """
     before = latest = fetched(url, key)
     with Live(shown(latest, before), console=console, auto_refresh=False) as live:
@@ -66,7 +58,6 @@ def fetched(url: str, key: str) -> dict[str, Any]:
 
 
 def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableType:
-    """Return the picture of two messages of the server, one after the other."""
     parts: list[RenderableType] = []
     problems = latest["problems"]
     if not problems:
@@ -84,7 +75,6 @@ def shown(latest: Mapping[str, Any], before: Mapping[str, Any]) -> RenderableTyp
 
 
 def _of_service(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float, bounds: Sequence[float]) -> Table:
-    """Return the row of a service."""
     change = {name: n - before["outcomes"].get(name, 0) for name, n in now["outcomes"].items()}
     lost = sum(change.values()) - change["ok"] - change["cancelled"]
     latency = _between(now["latency"], before["latency"])
@@ -102,7 +92,6 @@ def _of_service(now: Mapping[str, Any], before: Mapping[str, Any], seconds: floa
 
 
 def _of_stages(now: Mapping[str, Any], before: Mapping[str, Any], bounds: Sequence[float]) -> Table:
-    """Return the rows of the stages of a service."""
     table = Table("  stage", "waiting", "queue p95", "batch", "batch p95", "workers", "restarts", "", box=None)
     for stage, old in zip(now["stages"], before["stages"], strict=True):
         sizes = {int(n): count - old["batch_sizes"].get(n, 0) for n, count in stage["batch_sizes"].items()}

@@ -93,11 +93,6 @@ def worker(
 
 
 def _limit_threads(name: str) -> None:
-    """Have BLAS take the cores that this process may use, before a model imports it.
-
-    Args:
-        name: The name of the stage that the worker runs, for the log.
-    """
     from carpool.engine.worker.place import decide_threads, usable_cores
 
     cores = usable_cores()

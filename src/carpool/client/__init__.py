@@ -1,8 +1,4 @@
-"""Clients of a carpool server: `carpool.Client` for threads, `carpool.AsyncClient` for tasks.
-
-They are imported when they are first used: `carpool score`, which lies in this folder, needs
-neither them nor their packages.
-"""
+"""Clients of a carpool server, imported at their first use: `carpool score` needs neither."""
 
 from __future__ import annotations
 

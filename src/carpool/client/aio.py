@@ -169,8 +169,8 @@ class AsyncClient:
     async def _readiness(self) -> httpx.Response:
         """Ask whether the model can answer.
 
-        Older servers only report it of the whole server. They differ from one that has no such
-        model in what GET gets where the model is asked: 405, and not 404.
+        Older servers only report it of the whole server. GET gets 405 there, and 404 where there is
+        no such model.
         """
         http = self._connected()
         answer = await http.get(self._readiness_path)
@@ -339,7 +339,6 @@ class AsyncClient:
             raise broken("the answer")
 
     async def _answer_to(self, items: _SentItems, priority: int | None) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of the answer to a bulk request."""
         http = self._connected()
         headers = {**self._request_headers(priority, LINES_TYPE, LINES_TYPE), "accept-encoding": "identity"}
         async with aclosing(items.pieces()) as body:
@@ -465,7 +464,6 @@ class AsyncClient:
             await self._before_retry(attempt, asked_s, until, failure)
 
     async def _before_retry(self, attempt: int, asked_s: float | None, until: float, failure: CarpoolError) -> None:
-        """Wait for the time of a retry; raise what has failed if there is to be none."""
         delay_s = wait_s(attempt, asked_s)
         if not self._retries or monotonic() + delay_s >= until or not self.budget.take():
             raise failure
@@ -477,7 +475,6 @@ class _Transport(httpx.AsyncHTTPTransport):
     """Connects as httpx does; a connection that is cut as it is made counts as none."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request. Raises what httpx does."""
         try:
             return await super().handle_async_request(request)
         except AttributeError as error:  # of anyio, which asks for the address of a socket that is gone
@@ -488,11 +485,9 @@ class _SentItems:
     """The items of a bulk request, as pieces of its body.
 
     Args:
-        xs: The items.
         limit_s: How long the server may be silent while it owes an answer, in seconds.
 
     Attributes:
-        n: How many were read.
         n_answered: How many of them have their answers.
         has_ended: Whether all of them, and the end of the body, were handed over to be sent.
         wait: The wait for the answer that is under way, or the last one.
@@ -507,7 +502,6 @@ class _SentItems:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the server has something to say."""
         return self.has_ended or self.n > self.n_answered
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -526,7 +520,6 @@ class _SentItems:
         self._owe(0)
 
     def _owe(self, n: int) -> None:
-        """Begin to count the time of a silence, if it is not counted yet."""
         was_owed = self.n > self.n_answered
         self.n += n
         if not was_owed and self.wait is not None:
@@ -534,7 +527,6 @@ class _SentItems:
 
 
 async def _check(answer: httpx.Response) -> None:
-    """Raise the error of an answer, if it is no good one."""
     if answer.status_code >= 300:
         body = await answer.aread()
         await answer.aclose()

@@ -24,9 +24,6 @@ class InputFailed(Exception):
 
     In between nothing may take it for an error of its own: a connection's `OSError`, the end of a
     wait, or `SystemExit`, which would end the loop.
-
-    Args:
-        error: The error that was raised.
     """
 
     def __init__(self, error: BaseException) -> None:

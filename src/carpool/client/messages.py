@@ -151,7 +151,6 @@ def entry_in(line: bytes, kind: Any) -> Any:
 
 
 def _sent_in(body: bytes) -> _Sent:
-    """Return what an error in an answer says."""
     try:
         return _read_error(body).error
     except msgspec.MsgspecError:
@@ -262,7 +261,6 @@ class EventReader:
 
 
 def _count_in(data: bytes) -> int | None:
-    """Return how many parts an end counts; None if it does not."""
     try:
         return _read_end(data).parts
     except msgspec.MsgspecError:

@@ -141,7 +141,6 @@ class Client:
             raise failed.error from None
 
     def _iterated(self, make: Callable[[AsyncClient], AsyncIterator[T]]) -> Iterator[T]:
-        """Yield what an iterator on the loop yields."""
         thread, client = self._running()
         iterator, opened = make(client), self._open
         opened.add(iterator)
@@ -168,7 +167,6 @@ class Client:
                     thread.loop.call_soon_threadsafe(leave)
 
     def _wait(self, ask: Callable[[AsyncClient], Coroutine[Any, Any, T]]) -> T:
-        """Have the loop do something, and wait for it."""
         thread, client = self._running()
         return self._run(thread, ask(client))
 
@@ -202,7 +200,7 @@ class Client:
 class _Loop(asyncio.SelectorEventLoop):
     """A loop that closes its connections with itself.
 
-    The libraries below forget one if its maker is cancelled in the turn in which it is there.
+    The libraries below forget one whose maker is cancelled in that turn.
     """
 
     def __init__(self) -> None:
@@ -210,19 +208,16 @@ class _Loop(asyncio.SelectorEventLoop):
         self._made: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
-        """Connect, and note the transport."""
         made = await super().create_connection(*args, **options)
         self._made.add(made[0])
         return made
 
     async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
-        """Likewise."""
         made = await super().create_unix_connection(*args, **options)
         self._made.add(made[0])
         return made
 
     def close(self) -> None:
-        """Close the connections, and the loop."""
         if not self.is_closed() and self._made:
             for transport in list(self._made):
                 transport.abort()

@@ -1,9 +1,8 @@
 """The ways of a client to what it asks beside those of httpx: an app in the same process, and bulk.
 
 `AppTransport` lets httpx ask an ASGI app, with bodies in both directions as they come. `Duplex` is
-one bulk request over a connection of its own, whose body is sent while its answer is read. General
-HTTP clients send the whole body first. A server that answers meanwhile would then have to keep all
-answers, or stop reading; so bulk has its own few lines of HTTP/1.1.
+one bulk request over a connection of its own, whose body is sent while its answer is read; general
+HTTP clients send the whole body first.
 """
 
 from __future__ import annotations
@@ -54,12 +53,7 @@ class AppTransport(httpx.AsyncBaseTransport):
 
 
 class _Asking(httpx.AsyncByteStream):
-    """One request to the app; it is the body of its answer.
-
-    Args:
-        app: The ASGI app.
-        request: The request.
-    """
+    """One request to the app; it is the body of its answer."""
 
     def __init__(self, app: Any, request: httpx.Request) -> None:
         self._body = aiter(request.stream)  # type: ignore[arg-type]
@@ -85,7 +79,6 @@ class _Asking(httpx.AsyncByteStream):
         self._running = asyncio.ensure_future(self._run(app, scope))
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return status and headers. Raises what the app raises before them."""
         message = await self._next()
         return message["status"], list(message["headers"])
 
@@ -113,7 +106,6 @@ class _Asking(httpx.AsyncByteStream):
         raise broken("the answer")
 
     async def aclose(self) -> None:
-        """Leave, as a client that closes its connection."""
         self._has_left.set()
         await end(self._running)
         if self._reading is not None:  # the app may have a task of its own that waits for it
@@ -136,13 +128,7 @@ _MOST_READ = 256 * 1024
 
 
 class Target(NamedTuple):
-    """Where a server is.
-
-    Attributes:
-        url: Its address.
-        uds: The path of its Unix socket; None if it listens on a port.
-        tls: How it is trusted; None without https.
-    """
+    """Where a server is."""
 
     url: str
     uds: str | None
@@ -150,8 +136,6 @@ class Target(NamedTuple):
 
 
 class _Answer:
-    """Takes the findings of httptools in an answer."""
-
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
         self.has_head = self.is_complete = False

@@ -1,8 +1,8 @@
 """How a client waits: no longer than it may, nor once it is closed; and how its tasks end.
 
-A `RetryBudget` decides what may be retried, after which wait, and how often in all. Retries of many
-clients make an overload worse. So they are a share of the requests: each request earns a tenth of a
-retry. A few are lent in the beginning, for a server that is just starting.
+A `RetryBudget` decides what may be retried, after which wait, and how often in all. Retries make an
+overload worse, so each request earns a tenth of one; a few are lent in the beginning, for a server
+that is just starting.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class Waits:
         return Wait(self, self._waits, limit_s)
 
     def close(self) -> None:
-        """End all waits."""
         self.is_closed = True
         for wait in self._waits:
             wait.limit(0.0)
@@ -72,8 +71,6 @@ class Wait:
     """One wait for the server.
 
     Args:
-        waits: Of the client.
-        running: The waits that are under way, of which this is one meanwhile.
         limit_s: How long it takes at most, in seconds; None for no limit.
     """
 
@@ -136,7 +133,6 @@ class RetryBudget:
         self._owed = _LENT  # of what was lent, which is paid back first
 
     def note_request(self) -> None:
-        """Earn a share of a retry by a new request."""
         self.requests += 1
         if self._owed > 0:
             self._owed -= SHARE
@@ -171,7 +167,6 @@ def wait_s(attempt: int, asked_s: float | None, dice: Callable[[], float] = rand
     spread so that clients do not come back together.
 
     Args:
-        attempt: How often the request was sent, from 1.
         asked_s: The wait that the server asks for; None for none.
         dice: A number from 0 to 1.
     """

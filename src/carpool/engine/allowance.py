@@ -1,9 +1,8 @@
 """What may be made of one body: each reader counts by an `Allowance` before it makes anything.
 
-A body says how large the things in it are: by shapes, lengths, counts, references, names that stand
-for a value in each row. What it says may be out of all proportion to its own bytes. So a reader is
-given the number of items, of values and of bytes that it may make, which follow from the length of
-the body and from the limits of whoever gets the items.
+A body says how large the things in it are, by shapes, lengths, counts or references, which may be
+out of all proportion to its own bytes. So the items, values and bytes that a reader may make follow
+from the length of the body and from the limits of whoever gets them.
 """
 
 from __future__ import annotations
@@ -40,13 +39,10 @@ class Allowance:
 
     Args:
         nbytes: The length of the body.
-        items: How many items it may bring: as many as their queue holds.
         limit: The most bytes that it may become by `MOST_EXPANDED`.
 
     Attributes:
         items: How many items it may bring.
-        values: How many further values may be made.
-        nbytes: How many further bytes may be made.
     """
 
     def __init__(self, nbytes: int, items: float = inf, limit: int = USUAL_LIMIT) -> None:
@@ -56,20 +52,13 @@ class Allowance:
         self._of, self._most_bytes, self._most_values = nbytes, self.nbytes, self.values
 
     def check_items(self, n: float, what: str) -> None:
-        """Raise `InvalidRequest` (413) if a body brings more items than it may.
-
-        Args:
-            n: How many it brings.
-            what: What holds them, for the text.
-        """
+        """Raise `InvalidRequest` (413) if a body brings too many items; `what` holds them."""
         if n > self.items:
             text = f"{what} has more than {self.items:.0f} items, which is all that the queue holds"
             raise too_large(f"{text}: {_SEVERAL}")
 
     def check_json_list(self, body: bytes | bytearray) -> None:
-        """Raise `InvalidRequest` (413) if a list has more items than a body may bring, which is not
-        to be found out by making an object of each. It takes linear time.
-        """
+        """Check the same of a list without making an object of each item; it takes linear time."""
         if body.count(b",") < self.items:
             return
         marks = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
@@ -92,7 +81,6 @@ class Allowance:
         """Count values that are about to be made: numbers, texts, lists, cells of a table.
 
         Args:
-            n: How many.
             what: What would become them, for the text.
             instead: What a client is to do, for the text.
 

@@ -1,7 +1,7 @@
 """The faults of an item: how they are described, and bounds for these descriptions.
 
-Details are made by our readers, by pydantic, and by users who raise a `ValidationError` themselves,
-and they come from workers. Wherever they leave a process, `sanitized` makes them plain and short.
+Our readers, pydantic and users make details, and they come from workers. Wherever they leave a
+process, `sanitized` makes them plain and short.
 """
 
 from __future__ import annotations
@@ -54,5 +54,4 @@ def _step(step: Any) -> int | str:
 
 
 def _cut(text: Any, longest: int = _LONGEST_NAME) -> str:
-    """Return a text of bounded length that can be encoded as UTF-8."""
     return str.__getitem__(str(text), slice(longest)).encode("utf-8", "replace").decode()

@@ -18,18 +18,14 @@ _IS_ASYNC: Final = 0x80  # the flag of the code of an `async def`
 
 
 class FastPath(NamedTuple):
-    """One function of a fast path, which may have several.
-
-    Attributes:
-        function: The function.
-        declined: What it returns where it leaves the work to the code that it stands for.
+    """One function of a fast path, which returns `declined` where it leaves the work to the code
+    that it stands for.
     """
 
     function: Any
     declined: object
 
     def put(self, function: Callable[..., Any]) -> None:
-        """Have another function called in its place from now on, in this process."""
         scope, name = self.function.__globals__, self.function.__qualname__
         if "." not in name:
             scope[name] = function
@@ -38,8 +34,6 @@ class FastPath(NamedTuple):
         setattr(scope[owner], name, function)
 
     def decline(self) -> None:
-        """Have it decline from now on, in this process."""
-
         async def declines_later(*_: object, **__: object) -> object:
             return self.declined
 
@@ -55,7 +49,6 @@ def fast_path(name: str, declined: object = None) -> Callable[[F], F]:
     """Mark a function of a fast path, which is called as if it were not marked.
 
     Args:
-        name: Of the fast path.
         declined: What the function returns where it has done nothing.
     """
 

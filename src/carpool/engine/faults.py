@@ -145,16 +145,12 @@ def environment(plans: Iterable[FaultPlan], once: str | os.PathLike[str] | None 
 
 
 def planned() -> list[FaultPlan]:
-    """Return the faults that are planned in the environment of this process.
-
-    Raises:
-        ValueError: The variable does not describe plans.
-    """
+    """Return the faults planned in this process's environment. Raises ValueError."""
     return [FaultPlan.parse(part) for part in os.environ.get(VARIABLE, "").split(",") if part.strip()]
 
 
 def at(point: str, worker: int | None = None) -> Hook | None:
-    """Return what to call on each pass of `point` in a worker; None if nothing is planned there."""
+    """Return what to call on each pass of `point` in a worker, or None."""
     plans = [plan for plan in planned() if plan.point == point and plan.worker in (None, worker)]
     return _FaultPoint([plan for plan in plans if plan.action != "corrupt"]) if plans else None
 
@@ -172,7 +168,6 @@ class WorkerPoints:
 
 
 def before(hook: Hook | None, function: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that calls `hook`, if there is one, and then `function`."""
     if hook is None:
         return function
 
@@ -188,7 +183,7 @@ Send = Callable[[socket.socket, list[memoryview]], list[memoryview]]
 
 
 def sending(worker: int) -> Send | None:
-    """Return what sends the replies of a worker instead; None if nothing is planned for that."""
+    """Return what sends the replies of a worker instead, or None."""
     first, middle = at("worker.before_send", worker), at("worker.mid_send", worker)
     corrupting = [p for p in planned() if p.action == "corrupt" and p.worker in (None, worker)]
     return partial(_send, first, _FaultPoint(corrupting) if corrupting else None, middle) if first or middle else None
@@ -215,8 +210,6 @@ def _send(
 
 
 class _FaultPoint:
-    """A point at which something is planned. Each call is a pass."""
-
     def __init__(self, plans: list[FaultPlan]) -> None:
         self._plans = plans
         self._passes = 0
@@ -226,13 +219,11 @@ class _FaultPoint:
             _DOING[plan.action](plan)
 
     def due(self) -> list[FaultPlan]:
-        """Count a pass, and return the plans that are due on it."""
         self._passes += 1
         return [p for p in self._plans if p.n in (EVERY_PASS, self._passes) and _is_first(p)]
 
 
 def _is_first(plan: FaultPlan) -> bool:
-    """Report whether a fault may happen here: in every process, or only in the first to come."""
     folder = os.environ.get(ONCE_VARIABLE)
     if not folder:
         return True

@@ -1,9 +1,8 @@
 """Safe descriptions of the exceptions that other people's code raises.
 
-Nothing about such an exception can be relied on, not even its text. Models, hooks, policies, sinks,
-inputs of streams, types and callbacks are called in few places. Each of these catches
-`BaseException` and turns it into an answer with the functions below. docs/foreign-code.md lists the
-places.
+Nothing about such an exception can be relied on, not even its text. docs/foreign-code.md lists the
+few places where such code is called; each catches `BaseException` and turns it into an answer with
+the functions below.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def hint_for(error: BaseException) -> str:
 
 
 def _own_text(error: BaseException) -> str | None:
-    """Return the exception's text, or None if reading it raises."""
     try:
         return str.__getitem__(str(error), slice(_LONGEST_TEXT))  # a subclass of str may have methods that raise
     except BaseException:
@@ -56,11 +54,8 @@ def traceback_of(error: BaseException) -> str:
 
 
 def as_model_error(error: BaseException, what: str) -> ModelError:
-    """Make the error that callers get when user code has raised.
-
-    Args:
-        error: What was raised.
-        what: The code that raised it, as the subject of a sentence.
+    """Make the error that callers get when user code has raised; `what` is that code, as the
+    subject of a sentence.
     """
     kind = type(error).__name__
     failure = ModelError(f"{what} raised {named_text_of(error)}", type_name=kind, traceback=traceback_of(error))

@@ -13,11 +13,7 @@ Field = tuple[bytes, bytes]
 
 
 class Headers(Mapping[str, str]):
-    """Headers by name, in any case. Repeated ones are joined with commas (RFC 9110, 5.3).
-
-    Args:
-        fields: The names and values.
-    """
+    """Headers by name, in any case. Repeated ones are joined with commas (RFC 9110, 5.3)."""
 
     __slots__ = ("_values",)
 
@@ -104,8 +100,6 @@ def pack_head(path: bytes, query: bytes, fields: Sequence[Field], content_type: 
     """Pack all of a request but its body, for a worker.
 
     Args:
-        path: Of the request.
-        query: Of the request.
         fields: Its headers.
         content_type: That of one item in the body, which gets the headers of the request but for
             those that say something of the body as a whole; None where the body is the item.
@@ -122,7 +116,6 @@ class RequestMaker:
         self._heads: dict[bytes, tuple[Headers, str, str]] = {}
 
     def make(self, packed: bytes, body: bytes) -> HTTPRequest:
-        """Make a request from what `pack_head` returned, and its body."""
         known = self._heads.get(packed)
         if known is None:
             head = _decoder.decode(packed)

@@ -139,7 +139,6 @@ def _refusal(kind: type[HTTPError], message: str, status: int, code: str, header
 
 
 def check_refusal(status: Any, code: Any, pairs: tuple[Any, ...]) -> None:
-    """Raise ValueError or TypeError unless an error can be answered like this."""
     check_status(status)
     check_headers(pairs)
     if status < 400:
@@ -161,7 +160,6 @@ def check_status(status: Any) -> None:
 
 
 def check_headers(pairs: tuple[Any, ...]) -> None:
-    """Raise ValueError or TypeError unless these can be sent as headers of a response."""
     length = 0
     for pair in pairs:
         if type(pair) is not tuple or [type(part) for part in pair] != [str, str]:
@@ -182,7 +180,6 @@ def check_headers(pairs: tuple[Any, ...]) -> None:
 
 
 def check_content_type(kind: Any) -> None:
-    """Raise ValueError or TypeError unless this is a content type."""
     if not isinstance(kind, str):
         raise TypeError(f"content_type must be text, not {kind!r:.80}")
     if not _CONTENT_TYPE.fullmatch(kind):

@@ -1,8 +1,7 @@
 """carpool's logger, guarded against the program's handlers and filters.
 
-Lines are written in the midst of everything: on the loop that all callers wait for, and between a
-worker's death and the start of the next one. An exception from a handler would break off more than
-the line is worth, so it costs that line and nothing else.
+Lines are written in the midst of everything, such as between a worker's death and the start of the
+next one. So an exception from a handler costs its line and nothing else.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ _OF_OURS = frozenset(
 
 
 def is_command() -> bool:
-    """Report whether this process was started as `carpool`, or as `python -m carpool`."""
     given = sys.orig_argv[1:]
     if sys.argv[:1] == ["-m"]:  # as long as what it names is being imported
         return "-mcarpool" in given or ("-m", "carpool") in pairwise(given)
@@ -55,7 +54,6 @@ def become_init() -> None:
 
 
 def _reap(child: int) -> None:
-    """Take note of all processes that have ended, and end with the child."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:

@@ -18,14 +18,12 @@ DONE: Final = 3
 
 
 class Lane(NamedTuple):
-    """A part of a queue: requests of one lane are interchangeable except for their deadlines.
+    """A part of a queue: requests of one lane differ by their deadlines only.
 
     Attributes:
         priority: Lanes of higher priority go first.
-        key: Only requests with equal keys may share a batch.
-        bucket: Only requests of one bucket may share a batch.
+        bucket: Only requests of one bucket, and with equal keys, may share a batch.
         source: The node of a graph at which they wait, in a stage that has several; else None.
-            Requests of all of them may share a batch.
     """
 
     priority: int
@@ -65,7 +63,7 @@ class Stream:
     """How far the answer of a request has come that is made step by step.
 
     Whoever makes the request sets the first four. The last four belong to `observe/snapshot.py`,
-    `is_paused` to `core/core.py`, and all else to `core/stepper.py` and its running sets.
+    `is_paused` to `core/core.py`, and all else to `core/stepper.py`.
 
     Attributes:
         length: Units of work before the first part.
@@ -73,37 +71,31 @@ class Stream:
             answer at once.
         until: Absolute time at which the answer must be complete; infinity if the caller has set no
             time-out of its own.
-        is_told_both: Whether the caller takes parts as they come, and besides the whole answer that
-            the model makes of them.
+        is_told_both: Whether the caller takes parts, and the whole answer as well.
         parts: How many parts were handed on.
         kept: These parts, where the model can resume; else empty.
-        kept_bytes: How many bytes they hold.
         next_due: When the next part should be there; infinity before the first part and while the
             stream pauses.
-        place: The position of the worker whose running set it is in.
-        joined: When it joined that set.
-        first_step: How many steps the worker had made when it followed the order by which the
-            stream joined, and those since in which the stream has rested; -1 until then.
+        first_step: How many steps the worker had made when the stream joined, and those since in
+            which it has rested; -1 until then.
         first_parts: How many parts had been handed on when it joined.
         redo: How many steps it had lost when its worker was lost last, that no part came from.
         probation: How many steps it is to make alone after that.
-        heard: When its last part came; before that, when it was admitted.
+        part_at: When its last part came; before that, when it was admitted.
         is_paused: Whether its caller has asked for no more parts for now.
         is_resting: Whether its worker has the order not to step it.
-        rests_since: How many steps the worker had made when it followed that; -1 if it has not, or
-            steps the stream again.
+        rests_since: How many steps the worker had made when it followed that; -1 unless it rests.
         first_at: When its first part came, put off by its pauses since; infinity before.
-        last_at: When the last part came that was handed on, or when it went on after a pause; minus
-            infinity before the first.
+        last_at: When the last part came, or the stream went on after a pause; minus infinity before
+            the first.
         longest_gap_s: The longest distance of two parts so far, without pauses.
-        paused_at: Since when its caller has wanted no parts; infinity while it wants them.
+        paused_at: Since when its caller has wanted none; infinity while it does.
     """
 
     __slots__ = (
         "first_at",
         "first_parts",
         "first_step",
-        "heard",
         "is_collected",
         "is_paused",
         "is_resting",
@@ -115,6 +107,7 @@ class Stream:
         "length",
         "longest_gap_s",
         "next_due",
+        "part_at",
         "parts",
         "paused_at",
         "place",
@@ -137,7 +130,7 @@ class Stream:
         self.first_parts = self.redo = 0
         self.probation = 1
         self.joined = 0.0
-        self.heard = 0.0
+        self.part_at = 0.0
         self.is_paused = self.is_resting = False
         self.first_at = self.paused_at = inf
         self.last_at = -inf
@@ -158,14 +151,12 @@ class Request:
             answers in parts the stepper moves it with each part, up to `stream.until`.
         due: Absolute time by which the request should be answered: by its SLO, or by its deadline
             where that is earlier.
-        caller: Gets the answer; None if it has gone, or where the request takes its answer
-            itself.
+        caller: Gets the answer; None if it has gone, or where the request takes it itself.
         nbytes: How many bytes it holds in memory while it is queued.
         size: How much of a batch it takes up.
         length: How long its item is, as `length=` of its present stage says; 1 where there is none.
         lane: Its priority, key and bucket, which give its place in the queue.
-        bulk: Whether it belongs to a mass of requests that only have to be done in the end; the
-            service's SLO does not count for it.
+        bulk: Whether it only has to be done in the end, without the service's SLO.
         patient: Whether it waits while the queue is full, instead of being refused.
         format: How `item` is to be decoded.
         accept: How the last stage is to encode the result.

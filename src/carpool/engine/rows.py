@@ -1,8 +1,7 @@
 """Batches that are one numpy array, whose rows are the items.
 
 A `predict` whose type hint for the batch is a numpy array is called with arrays only, as far as the
-items are arrays. It gets the array that came in without another copy. Items of other shapes or
-dtypes do not fit into one array, so each kind has a call of its own.
+items are arrays. Items of each shape and dtype have a call of their own.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from typing import Any
 
 
 class ArrayRows(list[Any]):
-    """The rows of an array as a list, together with the array.
-
-    Args:
-        whole: The array, of shape (rows, ...).
-    """
+    """The rows of an array of shape (rows, ...) as a list, together with the array."""
 
     __slots__ = ("whole",)
 
@@ -29,7 +24,6 @@ class ArrayRows(list[Any]):
 
 
 def is_array_type(hint: Any) -> bool:
-    """Report whether a type hint means numpy arrays."""
     base = typing.get_origin(hint) or hint
     return getattr(base, "__module__", "") == "numpy" and getattr(base, "__name__", "") == "ndarray"
 
@@ -68,12 +62,8 @@ def by_kind(items: list[Any]) -> list[list[int]]:
 
 
 def stacking(predict: Callable[[Any], Any], items: list[Any]) -> Callable[[list[Any]], Any]:
-    """Turn a function of an array into a function of a list of some of the items.
-
-    Args:
-        predict: Takes an array whose rows are items.
-        items: The items of the batch, all of one kind (see `by_kind`). If they are no arrays,
-            `predict` gets the list as it is.
+    """Turn a function of an array into a function of a list of some of the items, all of one kind
+    (see `by_kind`). If they are no arrays, it gets the list as it is.
     """
     if type(items) is not ArrayRows and not _is_array(items[0]):
         return predict

@@ -26,10 +26,6 @@ from typing import Any
 def hints_of(of: Any, *, include_extras: bool = True) -> dict[str, Any]:
     """Return the hints of a function or class by name, without aliases.
 
-    Args:
-        of: The function or class.
-        include_extras: Whether `Annotated`, `Required` and the like stay.
-
     Raises:
         NameError: A hint means nothing where it stands; AttributeError and TypeError likewise.
     """
@@ -61,12 +57,8 @@ def meant(hint: Any) -> Any:
 
 
 def _meant(hint: Any, given: Mapping[Any, Any], opened: tuple[Any, ...]) -> Any:
-    """Return a hint without aliases.
-
-    Args:
-        hint: The hint.
-        given: What stands for the type parameters of the alias that the hint is part of.
-        opened: The aliases that the hint is part of.
+    """Return a hint without aliases; `given` stands for the type parameters of the alias that it is
+    part of, and `opened` has all these aliases.
     """
     if isinstance(hint, typing.TypeVar):
         return given.get(hint, hint)
@@ -100,12 +92,10 @@ class HintWarning(UserWarning):
 
 
 def is_union(kind: Any) -> bool:
-    """Whether a hint is a union, however it is written."""
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a hint is a list or another sequence of things."""
     base = typing.get_origin(kind) or kind
     return isinstance(base, type) and issubclass(base, Sequence) and not issubclass(base, str | bytes | bytearray)
 

@@ -1,8 +1,7 @@
 """The answers of a model of tables, one for each row.
 
-The answers are counted, cut up for the requests, turned into plain values, and written in the
-format that the client wants. An exception in the place of a row's answer, or within it, is that
-row's error: callers in Python find it there, and clients its code with a text of our own.
+An exception in the place of a row's answer, or within it, is that row's error: callers in Python
+find it there, and clients its code with a text of our own.
 """
 
 from __future__ import annotations
@@ -70,10 +69,6 @@ def with_errors(values: list[Any], what: str) -> list[Any]:
     """Return answers, with a `CarpoolError` in the place of each that is or has an exception.
 
     Those that are no fault of the client are logged, as no caller over HTTP sees their texts.
-
-    Args:
-        values: Plain values, as `plain` returns them.
-        what: Their maker, as the subject of a sentence.
     """
     if set(map(type, values)) <= _SCALARS:
         return values
@@ -93,7 +88,6 @@ def with_error(value: Any) -> Any:
 
 
 def _error_in(value: Any) -> BaseException | None:
-    """Return the first exception in a plain value, None if there is none."""
     kind = type(value)
     if issubclass(kind, BaseException):
         return value  # type: ignore[no-any-return]
@@ -116,14 +110,12 @@ def _has_errors(rows: list[Any]) -> bool:
 
 
 def _as_list(write: Callable[[Any], bytes], result: Any) -> bytes:
-    """Write answers, with an object with its error in the place of each row that has one."""
     if type(result) is list and _has_errors(result):
         result = [{"error": _error_of(row)} if _is_error(row) else row for row in result]
     return write(result)
 
 
 def _error_of(error: CarpoolError) -> dict[str, Any]:
-    """Return the text for clients of a row's error."""
     message = text_for_clients(error) or MODEL_MESSAGES.get(error.code, MODEL_MESSAGES["model_error"])
     return {"code": error.code, "message": message, "status": error.status}
 
@@ -168,7 +160,6 @@ class Writers:
         return bodies
 
     def _as_csv(self, result: Any) -> bytes:
-        """Write answers as CSV, where missing values are empty."""
         columns = self._columns(result)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -180,7 +171,6 @@ class Writers:
         return text.getvalue().encode()
 
     def _as_arrow(self, result: Any) -> bytes:
-        """Write answers as an Arrow stream."""
         import pyarrow as pa
 
         table = pa.table(self._columns(result))
@@ -190,7 +180,6 @@ class Writers:
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def _columns(self, result: Any) -> dict[str, list[Any]]:
-        """Return the answers by the names of their columns, and in a last one the rows' errors."""
         rows = result if type(result) is list else [result]
         if not _has_errors(rows):
             return self._columns_of(rows)

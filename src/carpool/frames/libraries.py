@@ -1,8 +1,7 @@
 """Makes frames of pandas and polars for models of tables, cuts them and joins them.
 
-Neither library is imported before it is needed. With declared columns, how a cell is read does not
-depend on what else is read in the same call: only the type of its column counts, and types that
-depend on a whole column are refused.
+With declared columns, how a cell is read does not depend on what else is read in the same call:
+only the type of its column counts, and types that depend on a whole column are refused.
 
 Arrow streams are counted before they are read. A stream of few bytes can stand for a large table:
 its buffers may be compressed, or be one and the same for many columns; nulls, references and empty
@@ -81,7 +80,7 @@ class Library(ABC):
         """
 
     def likeness(self, frame: Any) -> Hashable:
-        """Return a value that is equal for frames that may be joined."""
+        """Return a value equal for frames that may be joined."""
         return likeness(frame)
 
 
@@ -234,7 +233,6 @@ _UNDECLARABLE = (
 
 
 def _present(columns: Columns, found: Any) -> list[str]:
-    """Return the names of the wanted columns. Raises ValidationError if one is missing."""
     missing = [name for name in columns if name not in found]
     if missing:
         raise lacking("table", missing, found)
@@ -300,12 +298,7 @@ def table_in(body: bytes) -> Any:
 
 
 class _Table:
-    """A table of flatbuffers, the format in which Arrow describes a message.
-
-    Args:
-        data: The whole description, which pyarrow has checked.
-        at: Where the table begins.
-    """
+    """A table of flatbuffers, the format in which Arrow describes a message."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -328,12 +321,10 @@ class _Table:
         return found
 
     def table(self, i: int) -> _Table:
-        """Return the table to which a field refers."""
         at = self.place(i)
         return _Table(self._data, at + struct.unpack_from("<I", self._data, at)[0])
 
     def structs(self, i: int, form: struct.Struct) -> Iterator[tuple[int, ...]]:
-        """Yield the structs of a list."""
         at = self.place(i)
         if at:
             at += struct.unpack_from("<I", self._data, at)[0]
@@ -342,7 +333,6 @@ class _Table:
 
 
 def _messages(body: bytes) -> Iterator[Any]:
-    """Yield the messages of a stream, of which nothing is copied."""
     import pyarrow as pa
 
     reader = pa.ipc.MessageReader.open_stream(pa.BufferReader(body))
@@ -379,10 +369,6 @@ def _count_buffers(message: Any, allowance: Allowance) -> None:
 def _check_type(kind: Any, *, is_inside: bool = False) -> None:
     """Raise `InvalidRequest` (400) for a type that is not read: its values take no bytes, share
     those of others, or have no place in a frame.
-
-    Args:
-        kind: The type of a column, or of what is inside its values.
-        is_inside: Whether it is the latter.
     """
     import pyarrow as pa
 
@@ -405,7 +391,6 @@ def _check_type(kind: Any, *, is_inside: bool = False) -> None:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Report whether a value of a type is a number, a time, a text or bytes."""
     import pyarrow as pa
 
     types = pa.types

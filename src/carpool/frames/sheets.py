@@ -1,8 +1,7 @@
 """CSV bodies that can be read as one: which these are, and how many rows each has.
 
-No value is parsed for that. Only bodies are joined that are so plain that their number of rows is
-certain: every record has as many fields as the header, quotes stand around whole fields, and all
-lines end in the same way. Any other body is read alone.
+Only bodies are joined that are so plain that their number of rows is certain: every record has as
+many fields as the header, quotes stand around whole fields, and all lines end in the same way.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def check_size(body: bytes, sheet: Sheet | None) -> None:
 
     Args:
         body: Without a byte order mark.
-        sheet: The body, if it is so plain that each row has all its cells.
 
     Raises:
         InvalidRequest: It would be out of proportion to its bytes (413).
@@ -116,7 +114,6 @@ def _check_cells(body: bytes, allowance: Allowance) -> None:
 
 
 def _names_in(body: bytes) -> list[str]:
-    """Return the names in the header, which is the first record that is not blank."""
     try:
         return next((record for record in _records_in(body) if any(map(str.strip, record))), [])
     except csv.Error as error:
@@ -148,8 +145,6 @@ def bad_cell(
     apart, or cannot be read for something else.
 
     Args:
-        body: The table.
-        columns: The types of its columns, by name.
         read: Reads a table with some of the columns, or raises; a row reads the same in any table.
     """
     if len(body) > _LARGEST_TO_TAKE_APART:
@@ -200,7 +195,6 @@ def _outside_quotes(body: bytes) -> bytes | None:
 
 
 def _check_widths(lines: list[bytes]) -> None:
-    """Raise ValidationError unless each line has as many fields as the first one."""
     width = lines[0].count(b",")
     for row, line in enumerate(lines[1:], 1):
         if line.count(b",") != width:

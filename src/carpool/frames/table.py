@@ -35,8 +35,6 @@ class FrameRows:
     """The rows of one request: a part of a frame, which may hold the rows of others as well.
 
     Attributes:
-        frame: The frame.
-        begin: The first row, counted from 0.
         end: The row after the last one.
         is_single: Whether they were sent as one record, which is answered with one value.
 
@@ -143,16 +141,7 @@ class _Share(NamedTuple):
 
 
 class _Records:
-    """Reads rows that come as a list of records or as one record.
-
-    Args:
-        library: Makes frames of them.
-        columns: Those that the model declares; None if it does not.
-        model: The model.
-
-    Attributes:
-        kind: The type of what comes.
-    """
+    """Reads rows that come as a list of records or as one record."""
 
     def __init__(self, library: Library, columns: Columns | None, model: type) -> None:
         self._library = library
@@ -174,7 +163,6 @@ class _Records:
         self._decoders = {JSON: schema.json_reader(self.kind), MSGPACK: schema.msgpack_reader(self.kind)}
 
     def decode(self, kind: str, body: bytes) -> _Values:
-        """Read a body of JSON or msgpack. Raises CarpoolError."""
         try:
             return self._values(self._decoders[kind](body), Allowance(len(body)))
         except CarpoolError:
@@ -184,7 +172,6 @@ class _Records:
             raise ours from error
 
     def convert(self, item: Any) -> FrameRows:
-        """Make rows of an object that a Python caller has given. Raises ValidationError."""
         try:
             values = self._values(msgspec.convert(item, self.kind), Allowance(2**60))  # it is here already
         except msgspec.ValidationError as error:
@@ -192,7 +179,6 @@ class _Records:
         return FrameRows(self.frame_of([values]), 0, len(values.records), values.is_single)
 
     def _values(self, found: Any, allowance: Allowance) -> _Values:
-        """Return one record, or a list of them, with the names of their columns."""
         is_single = type(found) is not list
         records = [found] if is_single else found
         if self._columns is not None:
@@ -231,7 +217,6 @@ class _Reading:
         self._lists: list[tuple[int, _Values]] = []
 
     def add(self, index: int, kind: str, body: bytes) -> None:
-        """Read the body of one request, or put it with those that are read together."""
         try:
             if kind == CSV:
                 self._add_csv(index, body)
@@ -246,7 +231,6 @@ class _Reading:
             self._done[index] = _complaint(error)
 
     def all(self) -> list[Any]:
-        """Read the rest, and return `FrameRows` or an error for each request."""
         for header, sheets in self._sheets.items():
             self._together(sheets, lambda some, header=header: self._read_sheets(header, some))  # type: ignore[misc]
         if self._columns is None:
@@ -257,7 +241,6 @@ class _Reading:
         return self._done
 
     def _add_csv(self, index: int, body: bytes) -> None:
-        """Read a body of CSV, or put it with others of the same header."""
         body = without_mark(body)
         sheet = as_sheet(body)
         check_size(body, sheet)
@@ -301,18 +284,15 @@ class _Reading:
             self._together(some[middle:], read)
 
     def _read_sheets(self, header: bytes, sheets: list[tuple[int, Sheet]]) -> None:
-        """Read bodies of CSV with the same header as one frame."""
         body = b"%b\n%b" % (header, b"".join([sheet.records for _, sheet in sheets]))
         frame = self._read_csv(body, alone=len(sheets) == 1)
         self._share(frame, [_Share(index, sheet.rows, False) for index, sheet in sheets])
 
     def _read_lists(self, lists: list[tuple[int, _Values]]) -> None:
-        """Make one frame of the values of several requests."""
         frame = self._records.frame_of([values for _, values in lists])
         self._share(frame, [_Share(index, len(values.records), values.is_single) for index, values in lists])
 
     def _share(self, frame: Any, shares: list[_Share]) -> None:
-        """Give each request its rows of a frame. Raises ValueError if the numbers differ."""
         bounds = [*accumulate([share.rows for share in shares], initial=0)]
         if bounds[-1] != len(frame):
             raise ValueError("it is not clear which rows belong to which request")
@@ -423,7 +403,6 @@ def _answer_group(
 
 
 def _complaint(error: Exception) -> CarpoolError:
-    """Return the error that a caller gets whose body alone could not be read."""
     if isinstance(error, CarpoolError):
         return error
     text = text_of(error).partition("\n")[0][:_LONGEST_COMPLAINT]

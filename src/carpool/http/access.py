@@ -5,7 +5,7 @@ heads by their exact bytes remembers its judgement with them, so a key that is p
 again costs nothing; `Access.on_change` is called when it must forget.
 
 `KeyRing` has the API keys of a server: a file of them, and how long each is good. Only digests are
-compared and kept. A key that is written in plain text is hashed where it is read.
+compared and kept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Access:
     """Judges whether a request may be made at all.
 
     Args:
-        keys: Who may ask; None if everybody may.
         hosts: The names by which clients may call the server, such as `api.example.com`,
             `*.example.com` or `[::1]`; empty if any will do.
         origins: The sites whose pages may ask, such as `https://example.com`; `*` for all.
@@ -64,8 +63,6 @@ class Access:
         prefix: The path of a proxy, which stands before each path.
 
     Attributes:
-        wanted_headers: The headers that it looks at.
-        requests: How many requests each caller has made, by the name of its key.
         rejected: How many requests had no key, or a wrong one.
         on_change: Are called when heads that were let in before may not be any more.
     """
@@ -100,13 +97,10 @@ class Access:
         self.rejected = 0
 
     def check(self, head: Head) -> HttpResponse | None:
-        """Judge a head, and note its caller and the headers of its answer for the caller's browser.
+        """Judge a head, and note its caller and its answer's headers; raises a `Refusal`.
 
         Returns:
             The answer to a browser that asks whether a page may ask; None for any other request.
-
-        Raises:
-            Refusal: The request may not be made.
         """
         headers = head.headers
         if head.path in self._open and head.method in _SAFE_METHODS:
@@ -161,7 +155,6 @@ class Access:
             self.refresh()
 
     def _caller(self, head: Head, keys: KeyRing) -> str:
-        """Return who asks. Raises Refusal if that is nobody who may."""
         caller = self._known_caller(head, keys)
         if caller is None:
             self.rejected += 1
@@ -172,12 +165,10 @@ class Access:
         return caller
 
     def _known_caller(self, head: Head, keys: KeyRing) -> str | None:
-        """Return who asks, by the key that is sent; None without one that is good."""
         presented = _key_of(head)
         return keys.caller_of(presented, time.time()) if presented else None
 
     def _is_known(self, host: bytes | None) -> bool:
-        """Report whether the server is called by a name of its own."""
         if host is None:  # HTTP/1.0, which no browser speaks
             return True
         name = host.lower()
@@ -222,7 +213,6 @@ def new_access(
 
 
 def _key_of(head: Head) -> bytes:
-    """Return the key that a request brings; empty without one."""
     presented = head.headers.get(b"x-api-key", b"")
     scheme, _, credentials = head.headers.get(b"authorization", b"").partition(b" ")
     if not presented and scheme.lower() == b"bearer":
@@ -241,7 +231,6 @@ def _password(credentials: bytes) -> bytes:
 
 
 def _preflight() -> HttpResponse:
-    """Return the answer to a browser that asks whether a page may ask."""
     allowed = (
         (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
         (b"access-control-allow-headers", _ALLOWED_HEADERS),
@@ -312,7 +301,6 @@ def new_key(name: str, expires: str = "") -> tuple[str, str]:
     """Make a key; return it, and the line of the file of keys that lets it in.
 
     Args:
-        name: Who gets it.
         expires: The day, or the moment, from which it is no longer good; empty for never.
 
     Raises:
@@ -346,7 +334,6 @@ def read_keys(text: str, source: str) -> tuple[Key, ...]:
 
 
 def _key_in(line: str, where: str) -> Key:
-    """Read one line. Raises ValueError."""
     entry, _, expires = line.partition(" ")
     name, colon, key = entry.partition(":")
     if not colon or not key or not _NAME.fullmatch(name):
@@ -383,7 +370,6 @@ class KeyRing:
     """The keys that open a server.
 
     Args:
-        path: The file of keys; None if there is none.
         text: Further keys, as the environment has them: lines, or entries with commas between.
 
     Attributes:
@@ -407,17 +393,12 @@ class KeyRing:
 
     @property
     def names(self) -> frozenset[str]:
-        """Who has keys."""
         return frozenset(key.name for key in self._keys)
 
     def caller_of(self, presented: bytes, now: float) -> str | None:
         """Return the name behind a key; None if the key is not good.
 
         It takes the same time wherever in the file the key is, and if it is not there.
-
-        Args:
-            presented: The key as the client has sent it.
-            now: Seconds since 1970.
         """
         digest = hashlib.sha256(presented).digest()
         found: str | None = None

@@ -25,6 +25,7 @@ import ipaddress
 import itertools
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,6 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
     """How many workers a stage is to have.
 
     Attributes:
-        workers: How many, or the fewest and the most.
-        stage: The name of the stage; None for the only one.
-        service: The name of the service; None for the only one.
         grace_s: How long answers in parts may go on in workers that go, in seconds.
     """
 
@@ -79,21 +77,13 @@ class ScaleOrder(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AddOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """Which service is to be served besides those that are.
-
-    Attributes:
-        target: The service, as module:attribute.
-    """
+    """Which service is to be served besides those that are."""
 
     target: str
 
 
 class RemoveOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """Which service is to be served no more.
-
-    Attributes:
-        service: The name of the service.
-    """
+    """Which service is to be served no more."""
 
     service: str
 
@@ -102,10 +92,7 @@ class Admin:
     """Changes the services of an app.
 
     Args:
-        endpoints: The services.
-        error: Returns the response to a request that failed.
         begin: Has a coroutine run beside the requests, as long as the app runs.
-        services: Adds services and removes them.
 
     Attributes:
         rolling: Whether a reload replaces one worker at a time where nothing else is said.
@@ -126,16 +113,16 @@ class Admin:
 
     @property
     def routes(self) -> dict[bytes, Callable[[Exchange], None]]:
-        """The functions that answer to POST, by path."""
-        return {
-            RELOAD: self._reload,
-            SCALE: self._scale,
-            ADD_SERVICE: self._add_service,
-            REMOVE_SERVICE: self._remove_service,
+        orders: dict[bytes, tuple[type[Any], Callable[[Any], Coroutine[Any, Any, object]]]] = {
+            RELOAD: (ReloadOrder, self.reload),
+            SCALE: (ScaleOrder, self.scale),
+            ADD_SERVICE: (AddOrder, lambda order: self._services.add(order.target)),
+            REMOVE_SERVICE: (RemoveOrder, lambda order: self._services.remove(order.service)),
         }
+        return {path: partial(self._do, kind, change) for path, (kind, change) in orders.items()}
 
     async def reload(self, order: ReloadOrder) -> None:
-        """Replace the workers of services by new ones, which load anew.
+        """Replace the workers of services by new ones.
 
         Every service is tried, whatever becomes of the others.
 
@@ -185,26 +172,7 @@ class Admin:
 
     # -- the routes
 
-    def _reload(self, exchange: Exchange) -> None:
-        self._do(exchange, ReloadOrder, self.reload)
-
-    def _scale(self, exchange: Exchange) -> None:
-        self._do(exchange, ScaleOrder, self.scale)
-
-    def _add_service(self, exchange: Exchange) -> None:
-        async def add(order: AddOrder) -> None:
-            await self._services.add(order.target)
-
-        self._do(exchange, AddOrder, add)
-
-    def _remove_service(self, exchange: Exchange) -> None:
-        async def remove(order: RemoveOrder) -> None:
-            await self._services.remove(order.service)
-
-        self._do(exchange, RemoveOrder, remove)
-
-    def _do(self, exchange: Exchange, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Read an order, and have it carried out."""
+    def _do(self, kind: type[Any], change: Callable[[Any], Coroutine[Any, Any, object]], exchange: Exchange) -> None:
         try:
             _check_client(exchange)
             order = msgspec.json.decode(bytes(exchange.body) or b"{}", type=kind)
@@ -216,8 +184,7 @@ class Admin:
         else:
             self._begin(self._answer(exchange, change(order)))
 
-    async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, None]) -> None:
-        """Wait for a change, and answer the operator with its outcome."""
+    async def _answer(self, exchange: Exchange, change: Coroutine[Any, Any, object]) -> None:
         try:
             await change
         except (StartupError, Unavailable) as error:
@@ -236,12 +203,10 @@ class Admin:
         exchange.respond(response)
 
     def _failure(self, status: int, code: str, text: str) -> HttpResponse:
-        """Return the answer to an order that was not carried out, or not all of it."""
         body = {"code": code, "message": text, "workers": self._workers()}
         return HttpResponse(status, as_json({"error": body}))
 
     def _workers(self) -> dict[str, dict[str, int]]:
-        """Return how many workers each stage of each service has."""
         return {
             endpoint.name: {
                 stage.name: len(stage.roster.established) if stage.roster is not None else 0
@@ -252,13 +217,11 @@ class Admin:
         }
 
     def _guests(self) -> dict[str, Any]:
-        """Return how many workers have joined each stage, where any have."""
         joined = {each.name: _joined(each) for each in self._endpoints if not each.is_leaving}
         joined = {name: stages for name, stages in joined.items() if stages}
         return {"joined": joined} if joined else {}
 
     def _chosen(self, service: str | None) -> list[Endpoint]:
-        """Return the services of that name, or all. Raises ValueError if there is none."""
         chosen = [each for each in self._endpoints if service in (None, each.name) and not each.is_leaving]
         if not chosen:
             known = ", ".join(endpoint.name for endpoint in self._endpoints if not endpoint.is_leaving)
@@ -302,20 +265,13 @@ def is_local(host: str | None) -> bool:
 
 
 class ServiceList:
-    """Changes which services an app has.
-
-    Args:
-        app: The app.
-    """
+    """Changes which services an app has."""
 
     def __init__(self, app: AppView) -> None:
         self._app = app
 
     async def add(self, target: str) -> Endpoint:
         """Load a service and start it, then serve it; it answers at /predict if no other one does.
-
-        Args:
-            target: The service, as module:attribute.
 
         Raises:
             ValueError: There is no such service, or it cannot be served beside the others.
@@ -380,7 +336,6 @@ def _staying(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
 
 
 def _imported(target: str) -> Service:
-    """Return a service, whose module may raise anything. Raises ValueError."""
     try:
         return service_named(target)
     except NotFound:
@@ -440,10 +395,8 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
 
 
 class SourceFiles:
-    """The Python files below a folder, as they were when they were last looked at.
-
-    Args:
-        folder: The folder; hidden ones in it, and those of installed packages, are left out.
+    """The Python files below a folder, but for hidden ones and installed packages, as they were
+    when they were last looked at.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -467,7 +420,6 @@ class SourceFiles:
         )
 
     def _look(self) -> dict[str, int]:
-        """Return when each file was written."""
         return dict(_written(str(self._folder)))
 
 
@@ -476,10 +428,6 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
 
     What models write while they load is no reason: neither files that come or go meanwhile (kernels
     that are generated, code that is fetched), nor one that changes in three loads in a row.
-
-    Args:
-        admin: Reloads them.
-        files: As they were before the services were started.
     """
     changed = await asyncio.to_thread(files.rewritten)
     loads = dict.fromkeys(changed, 1)  # by file: in how many loads in a row it has changed
@@ -501,7 +449,6 @@ async def reload_on_change(admin: Admin, files: SourceFiles) -> None:
 
 
 def _written(folder: str) -> Iterator[tuple[str, int]]:
-    """Yield the Python files below a folder, each with the time when it was written."""
     try:
         entries = list(os.scandir(folder))
     except OSError:  # it has just gone, or may not be read

@@ -10,12 +10,10 @@ queue is in one of three states, and passes through them in this order:
 * *answered*: its response is there, and waits for those before it to be written.
 
 The requests that are given or answered always come before those that are waiting. They are two
-deques and not one with a counter, so that there is no counter which could disagree with the
-requests.
+deques, as a counter could disagree with the requests.
 
-`AnswerWriter` is the half of a `Connection` that writes whole answers and answers in parts. It is a
-base class of it, and not an object that it has, which would cost a request an attribute or a call
-more.
+`AnswerWriter` is the half of a `Connection` that writes. It is its base class, as an object of its
+own would cost a request an attribute or a call more.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import socket
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
 from http import HTTPStatus
@@ -45,9 +42,7 @@ class HttpExchange(Exchange):
     """An exchange whose answer is written to a connection when its turn has come.
 
     Attributes:
-        connection: Where the request came from.
         held: How many bytes of the body of a bulk request are in memory; only there.
-        response: The answer; None until it is there, or until all of its parts are.
         is_broken: Whether an answer in parts is broken off; set at its end.
     """
 
@@ -90,8 +85,12 @@ class HttpExchange(Exchange):
     def write_part(self, data: bytes) -> None:
         self.connection.write_part(self, data)
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
-        self.connection.end_parts(self, data, is_whole)
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
+        _delivery_of(self).held.append(data)
+        if self.response is None:
+            self.response = IN_PARTS
+            self.is_broken = is_broken
+            self.connection.flush()
 
     def want_more(self) -> None:
         self.connection.want_more()
@@ -101,7 +100,6 @@ class HttpExchange(Exchange):
 
     @property
     def service(self) -> ServedModel | None:
-        """The service that a bulk request is for."""
         return self.head.model
 
     def refuse_as_slow(self) -> None:
@@ -115,13 +113,9 @@ class HttpExchange(Exchange):
 class AnswerQueue:
     """The requests of one connection that are owed an answer, in order.
 
-    Args:
-        most_given: How many requests the app may have at a time.
-
     Attributes:
         given: Requests that the app has or has answered. While the queue is empty, a request may be
             appended here directly, as `add` and `give` would do.
-        waiting: Requests that the app does not have yet.
     """
 
     __slots__ = ("_most_given", "given", "waiting")
@@ -150,7 +144,6 @@ class AnswerQueue:
         return None
 
     def give(self) -> None:
-        """Note that the app gets the first waiting request."""
         self.given.append(self.waiting.popleft())
 
     def pop_answered(self) -> HttpExchange | None:
@@ -160,7 +153,6 @@ class AnswerQueue:
         return None
 
     def clear(self) -> list[HttpExchange]:
-        """Take out all requests, since nobody is there to take their answers."""
         owed = [*self.given, *self.waiting]
         self.given.clear()
         self.waiting.clear()
@@ -176,18 +168,8 @@ _LONGEST_GATHERED = 4 * 1024  # bytes of a part that may wait for others of the 
 _RESET_S = 0.001  # a client near by that is gone has reset the connection by then
 
 
-class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
-    """The half of a connection that writes to the client.
-
-    Args:
-        state: Has what the connections of one server share.
-
-    Attributes:
-        app: Answers the requests.
-        is_reading_paused: Whether the reading of the transport is paused.
-        counted_for: The model for which it counts as a connection; None if there is none, or if
-            there may be no room for it any more.
-    """
+class AnswerWriter(asyncio.Protocol, ClientConnection):
+    """The half of a connection that writes to the client."""
 
     _timers: Timers
 
@@ -206,21 +188,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         self._streamed_bytes = 0  # of the body of the present answer in parts
         self._gathered: list[bytes] = []  # parts of the answer whose turn it is, written at the end of this turn
 
-    # -- `Connection` has the bodies of these
-
-    @abstractmethod
-    def _give(self) -> None:
-        """Give the app the requests that it may have, and write refusals whose turn it is."""
-
-    @abstractmethod
-    def _regulate(self) -> None:
-        """Read only while there is room for more."""
-
-    @property
-    @abstractmethod
-    def _has_nothing_to_read(self) -> bool:
-        """Whether no request is half received or waits to be read."""
-
     # -- whole answers
 
     @property
@@ -229,26 +196,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         peer: object = self._transport.get_extra_info("peername")
         return str(peer[0]) if isinstance(peer, tuple) else "" if isinstance(peer, str | bytes) else None
 
-    def flush(self) -> None:
-        """Write the answers whose turn it is."""
-        queue, transport = self._queue, self._transport
-        while (exchange := queue.pop_answered()) is not None:
-            if exchange.delivery is not None:
-                exchange.delivery.unwatch()
-            if not transport.is_closing():
-                self._write(exchange, cast(HttpResponse, exchange.response))
-        if queue.given and queue.given[0].delivery is not None:
-            self._turn_of_parts(queue.given[0], queue.given[0].delivery)
-        if queue.waiting:
-            self._give()
-        elif not queue.given:
-            if self.is_reading_paused:
-                self._regulate()
-            if self._is_half_closed or (self._state.is_draining and self._has_nothing_to_read):
-                transport.close()
-
     def _write(self, exchange: HttpExchange, response: HttpResponse) -> None:
-        """Write an answer, and close if it is the last one."""
         if response is IN_PARTS:
             self._write_end(exchange)
             return
@@ -310,19 +258,9 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     # -- the end
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether no request is owed an answer, half received, or waiting to be read."""
-        return not self._queue and self._has_nothing_to_read
-
-    @property
     def unsent(self) -> int:
         """How many bytes wait for the client."""
         return self._transport.get_write_buffer_size()
-
-    def drain(self) -> None:
-        """Close now if the connection is quiet; otherwise the last answer closes it."""
-        if self.is_quiet:
-            self._transport.close()
 
     def close(self) -> None:
         """Close once everything has been written."""
@@ -370,8 +308,8 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     def write_part(self, exchange: HttpExchange, data: bytes) -> None:
         """Write a part of an answer, or keep it until those before it are written.
 
-        One behind others goes at the end of this turn of the loop, with those that come in the same
-        turn: each write is a call of the system.
+        One behind others goes at the end of this turn of the loop, as each write is a call of the
+        system.
         """
         delivery, head, given = _delivery_of(exchange), exchange.head, self._queue.given
         if not given or given[0] is not exchange:
@@ -396,16 +334,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
             if self._is_half_closed:
                 self._loop.call_soon(self.probe, False)  # one on the same machine that is gone has reset already
 
-    def end_parts(self, exchange: HttpExchange, data: bytes, is_whole: bool) -> None:
-        """End an answer in parts, in its turn."""
-        _delivery_of(exchange).held.append(data)
-        if exchange.response is None:
-            exchange.response = IN_PARTS
-            exchange.is_broken = not is_whole
-            self.flush()
-
     def _turn_of_parts(self, exchange: HttpExchange, delivery: Delivery) -> None:
-        """Write the held parts of an answer whose turn has come."""
         if not delivery.held:
             return
         self._write_in_parts(
@@ -415,7 +344,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
             self.app.pause(exchange, False)
 
     def _write_end(self, exchange: HttpExchange) -> None:
-        """Write the end of an answer in parts, and close if it is the last one."""
         delivery, head = _delivery_of(exchange), exchange.head
         data = self._head_if_missing(exchange, delivery) + chunk(head, delivery.take_held())
         if not head.is_http_1_0 and not exchange.is_broken:
@@ -439,7 +367,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         self.write_gathered()
 
     def _head_if_missing(self, exchange: HttpExchange, delivery: Delivery) -> bytes:
-        """Return the head of an answer in parts, unless it was written before."""
         if delivery.is_head_written:
             return b""
         delivery.is_head_written = delivery.has_begun = True
@@ -464,7 +391,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         return start
 
     def watch_silence(self, exchange: HttpExchange) -> None:
-        """Send keep-alives while no parts of an answer come."""
         _delivery_of(exchange).unwatch = self._loop.call_later(SILENCE_S, self._look_if_silent, exchange).cancel
 
     def _look_if_silent(self, exchange: HttpExchange) -> None:
@@ -473,8 +399,8 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
         if exchange.response is not None or delivery is None or self._transport.is_closing():
             return
         assert ask is not None and ask.framing is not None
-        heard = delivery.written_at if stream is None else max(delivery.written_at, stream.heard)
-        silent_s = monotonic() - heard
+        last_at = delivery.written_at if stream is None else max(delivery.written_at, stream.part_at)
+        silent_s = monotonic() - last_at
         alive = ask.framing.alive
         if silent_s >= SILENCE_S and alive and self._streaming is exchange and not self._is_writing_paused:
             self._write_in_parts(exchange, self._head_if_missing(exchange, delivery) + chunk(exchange.head, alive))
@@ -487,8 +413,7 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
     def _probe_client_of_parts(self) -> None:
         """Find out at once whether a client that gets parts, and has ended its side, is gone.
 
-        What is sent here has its system reset the connection, which `probe` notices. So the stream
-        does not take up room for nobody.
+        What is sent here has its system reset the connection, which `probe` notices.
         """
         exchange = self._streaming
         if exchange is None or self._is_writing_paused or self._transport.is_closing():
@@ -501,7 +426,6 @@ class AnswerWriter(asyncio.Protocol, ClientConnection, ABC):
 
 
 def _delivery_of(exchange: HttpExchange) -> Delivery:
-    """Return the delivery of an exchange that is answered in parts, which has one."""
     assert exchange.delivery is not None
     return exchange.delivery
 
@@ -511,15 +435,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def start_of_answer(response: HttpResponse, head: HttpHead, common: bytes, ids: RequestIds, *, is_last: bool) -> bytes:
-    """Return everything of an answer that comes before its body.
-
-    Args:
-        response: The answer.
-        head: The head of its request.
-        common: The headers that every answer has in the present second.
-        ids: Gives the answer an id if its client has given none.
-        is_last: Whether the connection is closed after it.
-    """
+    """Return everything of an answer that comes before its body."""
     status, body, content_type, headers = response
     headers = head.echoed(headers, ids)
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), common]

@@ -5,19 +5,14 @@ Two fronts lead here, our own HTTP/1.1 connection (`connection.py`) and ASGI (`a
 asks `admit` once it has a request's head, reads the body unless that was refused, makes an
 `Exchange` of both and calls `handle`. The answer comes back through `Exchange.respond`, at once or
 later.
-
-`App` starts and stops its services, and puts together the parts that do the work: `routes.py`
-judges heads by the table of addresses, and answers at those of models, `protocol_routes.py` answers
-at those of protocols, and `server_pages.py` shows pages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Unpack, cast
 
 from carpool.engine.clock import monotonic
 from carpool.engine.foreign import text_of, traceback_of
@@ -57,10 +52,26 @@ from carpool.service.checks import at_least, check_callable, flag, nonnegative_s
 from carpool.service.elsewhere import Elsewhere, elsewhere_of
 from carpool.service.join import Join, joins_of
 from carpool.service.service import Service
+from carpool.service.settings import AnswerSettings, shows, types_and_defaults
 
 if TYPE_CHECKING:
     from carpool.engine.observe.own_metrics import OwnMetricsOfWorkers
     from carpool.engine.observe.stats import Stats
+
+
+class AppSettings(AnswerSettings, total=False):
+    """The settings of an `App`, which explains those that no server has."""
+
+    max_body_bytes: Annotated[int, 16 * 2**20]
+    idle_check_s: Annotated[float, 30.0]
+    output: Annotated[LineSink, print_line]
+    join: Annotated[str | Join | None, None]
+    on: Annotated[Literal["ray"] | Elsewhere | None, None]
+    has_admin_address: Annotated[bool, False]
+    protocols: Annotated[Sequence[str | HttpProtocol] | None, None]
+
+
+_DEFAULTS: Final = {name: default for name, (_, default) in types_and_defaults(AppSettings).items()}
 
 
 class App:
@@ -68,36 +79,21 @@ class App:
 
     Args:
         services: Those to serve; the first one also answers at `/predict`.
-        when_full: "refuse" a request with 429 while the queue is full, or let it "wait" until its
-            deadline.
-        timeout_status: Status of a missed deadline, 504 or 408.
-        max_body_bytes: Size of the largest request body.
-        debug: Whether error bodies show the texts of user exceptions.
-        idle_check_s: Once there has been no good answer for this long, `/readyz` runs an example
-            through the model.
-        output: Takes each line that a worker prints.
-        join: Where workers of stages with `join=True` connect: a `Join`, or the path of a Unix
-            socket. Only one of the services can have such stages.
-        on: Where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this machine.
-        api_keys: The file with the keys of those who may ask; CARPOOL_API_KEYS may have further
-            ones. Without either, everybody may ask.
-        allow_host: The names by which clients may call the server; empty if any will do.
-        cors_origin: The sites whose pages may ask; empty for none but the server's own.
-        open_readyz: Whether `/readyz` needs no key, as `/livez` never does.
-        root_path: The path that a proxy puts before each address, such as `/api`; it may also cut
-            it off.
-        has_admin_address: Whether the pages for those who run the server are at another address.
-        access_log: The share of requests that get a line in the log `carpool.access`, from 0 to 1;
-            errors always do, probes that are answered 200 never.
-        access_log_slow_ms: A request that takes longer gets a line whatever the share; None for no
-            such line.
-        server_timing: Whether answers have `Server-Timing`.
-        trace: Whether spans are made for OpenTelemetry.
-        compress: The codings in which answers may be sent, such as `zstd,gzip`; empty for none.
-        compress_from_bytes: The size of the smallest answer that is compressed.
-        protocols: Which protocols of other servers are spoken besides, by their names or as objects
-            ("Protocols" in the docs); None for all of carpool's own, as far as they fit the models.
-        accept_compressed: Whether compressed request bodies are read.
+        settings: By name; each can be left out. Those of a server that are about requests and
+            answers, such as `api_keys` and `compress`, are in "Settings" in the docs. Besides:
+            `max_body_bytes`, the size of the largest request body.
+            `idle_check_s`: once there has been no good answer for this long, `/readyz` runs an
+            example through the model.
+            `output`, called with each line that a worker prints.
+            `join`, where workers of stages with `join=True` connect: a `Join`, or the path of a
+            Unix socket. Only one of the services can have such stages.
+            `on`, where worker processes run: "ray", or a `carpool.ray.Cluster`; None for this
+            machine.
+            `has_admin_address`, whether the pages for those who run the server are at another
+            address.
+            `protocols`, which protocols of other servers are spoken besides, by their names or as
+            objects ("Protocols" in the docs); None for all of carpool's own, as far as they fit the
+            models.
 
     Attributes:
         max_body_bytes: Size of the largest request body.
@@ -129,61 +125,47 @@ class App:
         OSError: The file of keys cannot be read.
     """
 
-    def __init__(
-        self,
-        *services: Service,
-        when_full: str = "refuse",
-        timeout_status: int = 504,
-        max_body_bytes: int = 16 * 2**20,
-        debug: bool = False,
-        idle_check_s: float = 30.0,
-        output: LineSink = print_line,
-        join: str | Join | None = None,
-        on: Literal["ray"] | Elsewhere | None = None,
-        api_keys: str | os.PathLike[str] | None = None,
-        allow_host: Sequence[str] = (),
-        cors_origin: Sequence[str] = (),
-        open_readyz: bool = False,
-        root_path: str = "",
-        has_admin_address: bool = False,
-        access_log: float = 0.0,
-        access_log_slow_ms: float | None = None,
-        server_timing: bool = False,
-        trace: bool = False,
-        compress: str = "",
-        compress_from_bytes: int = 1024,
-        protocols: Sequence[str | HttpProtocol] | None = None,
-        accept_compressed: bool = False,
-    ) -> None:
+    @shows(AppSettings)
+    def __init__(self, *services: Service, **settings: Unpack[AppSettings]) -> None:
+        for name in settings:
+            if name not in _DEFAULTS:
+                raise TypeError(f"App.__init__() got an unexpected keyword argument {name!r}")
+        chosen = cast(AppSettings, {**_DEFAULTS, **settings})
         check_services(services)
+        self._output = output = chosen["output"]
         check_callable("output", output, "a worker's name, whether it is an error, and a line")
-        joins, self._elsewhere = joins_of(services, join), elsewhere_of(on)
-        self._output = output
-        self._errors = ErrorAnswers(timeout_status, debug)
-        compression = new_compression(compress, compress_from_bytes)
-        lines = Lines(access_log, inf if access_log_slow_ms is None else access_log_slow_ms / 1000)
+        joins, self._elsewhere = joins_of(services, chosen["join"]), elsewhere_of(chosen["on"])
+        self._errors = ErrorAnswers(chosen["timeout_status"], chosen["debug"])
+        compression = new_compression(chosen["compress"], chosen["compress_from_bytes"])
+        slow_ms = chosen["access_log_slow_ms"]
+        lines = Lines(chosen["access_log"], inf if slow_ms is None else slow_ms / 1000)
         self.endpoints = [
             Endpoint(service, output, joins[i], self._elsewhere, is_first=i == 0) for i, service in enumerate(services)
         ]
-        self.observer = new_observer(lines, server_timing, trace, compression, self._errors.ids)
+        self.observer = new_observer(lines, chosen["server_timing"], chosen["trace"], compression, self._errors.ids)
         self._begin_life()
         self.request_ids = self._errors.ids
-        self.max_body_bytes = at_least("max_body_bytes", max_body_bytes, 1)
-        self.accepts_compressed = flag("accept_compressed", accept_compressed)
-        self.root_path = check_root_path(root_path)
+        self.max_body_bytes = at_least("max_body_bytes", chosen["max_body_bytes"], 1)
+        self.accepts_compressed = flag("accept_compressed", chosen["accept_compressed"])
+        self.root_path = check_root_path(chosen["root_path"])
         self.is_tls = False
-        self.access = new_access(api_keys, allow_host, cors_origin, open_readyz=open_readyz, root_path=self.root_path)
+        self.access = new_access(
+            chosen["api_keys"],
+            chosen["allow_host"],
+            chosen["cors_origin"],
+            open_readyz=chosen["open_readyz"],
+            root_path=self.root_path,
+        )
         self.own_metrics: OwnMetricsOfWorkers | None = None
-        self._make_pages(nonnegative_seconds("idle_check_s", idle_check_s))
-        self._named_protocols = protocols_named(protocols)
-        self._has_admin_address = has_admin_address
-        self._is_patient = when_full_waits(when_full)
+        self._make_pages(nonnegative_seconds("idle_check_s", chosen["idle_check_s"]))
+        self._named_protocols = protocols_named(chosen["protocols"])
+        self._has_admin_address = chosen["has_admin_address"]
+        self._is_patient = when_full_waits(chosen["when_full"])
         self.on_new_routes: list[Callable[[], None]] = []
         self.connection_shares: ConnectionShares | None = None
         self.serve_at(self.endpoints)
 
     def _make_pages(self, idle_check_s: float) -> None:
-        """Make the pages, whose addresses belong to no model."""
         self.admin = Admin(self.endpoints, self.error, self.run_beside, ServiceList(self))
         self._pages = StatusPages(self, idle_check_s, self._errors.timeout_status)
         self._dashboard = Dashboard(self.running_stats, self)
@@ -224,7 +206,6 @@ class App:
         self.services_changed()
 
     def _tables(self, endpoints: Sequence[Endpoint]) -> tuple[ProtocolRoutes, PredictRoutes, Routes]:
-        """Make the routes at addresses of services. Raises ValueError if two share one."""
         served = tuple(endpoints)
         protocols = ProtocolRoutes(
             self._named_protocols, served, self, self.problem, is_patient=self._is_patient, root_path=self.root_path
@@ -237,7 +218,6 @@ class App:
         return protocols, models, routes
 
     def _note_wanted_headers(self, endpoints: Sequence[Endpoint]) -> None:
-        """Note which headers the app, its protocols, keys and observer look at."""
         self.wants_heads = any(endpoint.formats.wants_heads for endpoint in endpoints)
         keys = [endpoint.key_header for endpoint in endpoints]
         self.key_headers = frozenset([key for key in keys if key is not None])
@@ -246,7 +226,6 @@ class App:
 
     @property
     def services(self) -> list[Service]:
-        """The services, in order."""
         return [endpoint.service for endpoint in self.endpoints]
 
     async def __call__(self, scope: asgi.Scope, receive: Receive, send: Send) -> None:
@@ -268,7 +247,6 @@ class App:
 
         Args:
             head: The request's head; None if it was not received.
-            error: Why the request is refused.
         """
         if head is not None and head.model is not None:
             count_refusal(head.model, error)
@@ -300,7 +278,7 @@ class App:
             ask.endpoint.driver.pause(exchange, is_paused)
 
     def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left: if it is still queued, it is not run."""
+        """Give up an exchange whose client has left."""
         if self.observer is not None:
             self.observer.left(exchange, monotonic())
         ask, item = exchange.head.ask, exchange.item
@@ -331,20 +309,14 @@ class App:
 
     @property
     def compresses(self) -> bool:
-        """Whether answers may be compressed."""
         return self.observer is not None and self.observer.compresses
 
     def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
-        """Return an answer in a coding that its client accepts, or as it is."""
         return response if self.observer is None else self.observer.compressed(head, response)
 
     # -- the routes
 
     def _make_routes(self, endpoints: Sequence[Endpoint], models: PredictRoutes) -> Routes:
-        """Return the functions that answer, by path and method.
-
-        Raises ValueError if two services share an address.
-        """
         pages = {
             b"/livez": self._pages.livez,
             b"/readyz": self._pages.readyz,
@@ -360,11 +332,9 @@ class App:
         return routes
 
     def _operators_routes(self) -> Routes:
-        """Return the routes for those who run the server."""
         return {**of_pages(self._admin_pages), **of_orders(self.admin.routes)}
 
     def admin_admission(self, access: Access | None) -> HeadAdmission:
-        """Return the admission at the address of those who run the server."""
         pages = of_pages({b"/livez": self._pages.livez, b"/readyz": self._pages.readyz})
         return HeadAdmission(self, self._models, {**pages, **self._operators_routes()}, access)
 
@@ -375,7 +345,6 @@ class App:
     # -- its life: services are started, drained and stopped, and perhaps started once more
 
     def _begin_life(self) -> None:
-        """Be an app that has not been started."""
         self.coming: list[Endpoint] = []
         self.refusing: CarpoolError | None = Unavailable("the service is starting", code="starting")
         self._draining = self.is_leaving = False
@@ -505,7 +474,6 @@ class App:
         return self._loop is not None and self._loop is not asyncio.get_running_loop()
 
     async def _reset(self) -> None:
-        """Get ready to start anew. Raises RuntimeError if the app has not been stopped."""
         if self._loop is None:
             return
         if self.is_elsewhere and not self._loop.is_closed():
@@ -530,16 +498,11 @@ class App:
         return [endpoint for endpoint in self.endpoints if not endpoint.is_leaving]
 
     def problems(self) -> dict[str, str]:
-        """Return the reasons why services do not answer now, by their names."""
         problems = {endpoint.name: endpoint.problem for endpoint in self.served}
         return {name: problem for name, problem in problems.items() if problem is not None}
 
     def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
-        """Return why no request should be sent to the app now; None if one service would answer.
-
-        Args:
-            problems: The reasons why services do not answer.
-        """
+        """Return why no request should be sent to the app now; None if one service would answer."""
         if self._draining or self.is_leaving:
             return NotReady("draining")
         if self.refusing is not None:
@@ -562,22 +525,7 @@ _LARGEST_BODY = 64 * 1024
 
 
 class AdminApp:
-    """The app of a connection to the pages that are not for everybody.
-
-    Args:
-        app: The app whose pages these are.
-        access: Who may ask.
-
-    Attributes:
-        max_body_bytes: Size of the largest request body.
-        wants_heads: Whether whole heads are kept.
-        wanted_headers: The headers that are looked at.
-        access: Who may ask.
-        observer: Watches requests and their answers.
-        request_ids: Gives ids to requests that bring none.
-        root_path: The path that a proxy puts before each address.
-        shares: Nothing, as these pages are of no service.
-    """
+    """The app of a connection to the pages that are not for everybody."""
 
     def __init__(self, app: App, access: Access | None) -> None:
         self.access = access
@@ -590,33 +538,6 @@ class AdminApp:
         self.wanted_headers = WANTED_HEADERS.union(
             *[each.wanted_headers for each in (access, app.observer) if each is not None]
         )
-        self._app = app
-        self._admission = app.admin_admission(access)
-
-    def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a head: return a refusal, or None if the body is to be read."""
-        return self._admission.admit(head)
-
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an admitted exchange whose body has been read."""
-        self._app.handle(exchange)
-
-    def route_raised(self, exchange: Exchange, error: BaseException) -> None:
-        """Answer 500 because a route raised."""
-        self._app.route_raised(exchange, error)
-
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is broken off after its admission."""
-        return self._app.refuse(head, error)
-
-    def error(self, head: Head | None, error: Exception) -> HttpResponse:
-        """Return the response to a request that ended with `error`."""
-        return self._app.error(head, error)
-
-    def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left."""
-        self._app.cancel(exchange)
-
-    def pause(self, exchange: Exchange, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
-        self._app.pause(exchange, is_paused)
+        self.admit = app.admin_admission(access).admit
+        self.handle, self.route_raised, self.refuse = app.handle, app.route_raised, app.refuse
+        self.error, self.cancel, self.pause = app.error, app.cancel, app.pause

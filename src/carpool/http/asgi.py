@@ -36,13 +36,8 @@ class AsgiExchange(Exchange):
     """An exchange whose response is awaited.
 
     Attributes:
-        app: Answers it.
-        response: The answer, unless it is one in parts.
         news: Set when there is more of an answer in parts, or an ordinary response.
-        has_ended: Whether all of its parts are there.
-        is_broken: Whether it is broken off.
         is_unread: Whether the rest of the body of a bulk request is not read.
-        room: Set when there is room for more of it.
     """
 
     __slots__ = ("app", "has_ended", "is_broken", "is_unread", "news", "response", "room")
@@ -82,10 +77,10 @@ class AsgiExchange(Exchange):
             self.app.pause(self, True)
         self.news.set()
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         assert self.delivery is not None
         self.delivery.hold(data)
-        self.has_ended, self.is_broken = True, not is_whole
+        self.has_ended, self.is_broken = True, is_broken
         self.news.set()
 
 
@@ -112,7 +107,6 @@ def lifespan(*apps: AppView) -> Callable[[Any], AbstractAsyncContextManager[None
 
 
 async def serve(app: AppView, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve one ASGI scope, which is a lifespan or a request."""
     if scope["type"] == "lifespan":
         await _lifespan(app, receive, send)
     elif scope["type"] == "http":
@@ -213,7 +207,6 @@ async def _handle(app: AppView, exchange: AsgiExchange, receive: Receive, send: 
 
 
 async def _answer_bulk(exchange: AsgiExchange, receive: Receive, send: Send) -> HttpResponse | None:
-    """Feed a bulk request as there is room for it, and send its answers as they come."""
     exchange.room = asyncio.Event()
     exchange.item = []
     exchange.app.handle(exchange)
@@ -255,9 +248,7 @@ async def _answer_in_parts(
     """Send an answer in parts as they come; return the response if it is an ordinary one.
 
     Args:
-        exchange: The exchange.
         leaving: Ends when the client leaves, with what the server's `receive` has raised.
-        send: Of the server.
 
     Raises:
         BaseException: The server's `receive` or `send` raised it.
@@ -355,10 +346,6 @@ def _path(scope: Scope) -> bytes:
 
 
 async def _body(receive: Receive, limit: int) -> bytes | bytearray | None:
-    """Read the whole body.
-
-    Returns a little more than `limit` bytes if the body is longer, and None if the client has left.
-    """
     message = await receive()
     if message["type"] != "http.request":
         return None
@@ -427,9 +414,8 @@ class ClientStalled(Exception):
 
 
 def within_limits(send: Send) -> Send:
-    """Return a `send` that passes bodies on in pieces, and gives each of them `SEND_S`.
-
-    It raises `ClientStalled` once the time is up, and what the server's `send` raises as it came.
+    """Return a `send` that passes bodies on in pieces, and gives each of them `SEND_S`, or raises
+    `ClientStalled`.
     """
 
     async def limited(message: Message) -> None:

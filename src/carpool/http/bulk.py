@@ -7,11 +7,10 @@ bounded in both directions: by the window, which is narrower where lines or answ
 piece of the body, and one line. What has come of the body, and is not inside, counts among the
 bodies that the server is receiving (`Exchange.hold`).
 
-Lines come by the hundred thousand in a second. `BulkItems._items_of` uses the requests of answered
-lines again, since making one took 130 of the 485 bytecodes of a line. The lines of one piece share
-lane and deadline, so they are admitted and queued together (`alike` of `Flow.submit`). Answers of
-quick batches wait for the next ones while half of the window is queued, since a write and a poll
-cost about the same for 64 lines as for 200.
+`BulkItems._items_of` uses the requests of answered lines again, since making one took 130 of the
+485 bytecodes of a line. The lines of one piece share lane and deadline, so they are admitted and
+queued together (`alike` of `Flow.submit`). Answers of quick batches wait for the next ones while
+half of the window is queued, since a write and a poll cost about the same for 64 lines as for 200.
 """
 
 from __future__ import annotations
@@ -77,16 +76,11 @@ class BulkItems(ExchangeItems):
     """The items of a bulk request.
 
     Args:
-        exchange: Is answered line by line.
-        ask: The wish of the request, and the model that is asked.
-        driver: Of the model.
         window: How many items may be inside at a time.
-        longest: Bytes of the longest line.
         soon: Has something called at the end of this turn of the loop.
 
     Attributes:
         inside: The items that have no answer yet, or whose answers are not written, in their order.
-        is_flush_due: Whether answers are written at the end of this turn of the loop.
     """
 
     def __init__(
@@ -131,7 +125,6 @@ class BulkItems(ExchangeItems):
         return not (self._lines or self._is_paused or self._has_input_ended)
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the body."""
         if self._has_input_ended:
             return
         self._held += len(data)
@@ -148,7 +141,6 @@ class BulkItems(ExchangeItems):
         self._count_held()
 
     def end(self) -> None:
-        """Take note that the body is complete."""
         if not self._has_input_ended:
             if self._line:
                 self._lines.append(bytes(self._line))
@@ -172,7 +164,6 @@ class BulkItems(ExchangeItems):
             self.flush_soon()
 
     def _count_held(self) -> None:
-        """Have the bytes counted that have come and are not inside."""
         if self._held == self._counted:
             return
         self._counted = self._held
@@ -188,7 +179,6 @@ class BulkItems(ExchangeItems):
     # -- items
 
     def _submit(self) -> None:
-        """Submit lines that wait, as far as there is room."""
         closed = self._driver.core.flow.closed_because
         if self._lines and closed is not None:
             self.break_off(closed)
@@ -224,7 +214,6 @@ class BulkItems(ExchangeItems):
 
     @property
     def _room(self) -> int:
-        """How many more items may be inside."""
         room = self._most_inside - len(self.inside)
         if room > 0 and self._window.is_heavy and sum(map(_answer_bytes, self.inside)) > MOST_WAITING:
             return 0
@@ -232,7 +221,6 @@ class BulkItems(ExchangeItems):
 
     @property
     def _most_inside(self) -> int:
-        """How many items may be inside."""
         window = self._window
         limit = window.limit * _WIDENED if window.is_wide and self._is_quick else window.limit
         return min(limit, window.fits, self._most)
@@ -255,7 +243,6 @@ class BulkItems(ExchangeItems):
         return self._is_quick and len(self._lines) > 0 and 2 * self._first.queue.count >= self._most_inside
 
     def _take_lines(self) -> list[bytes]:
-        """Take lines that wait, without blank ones, as far as there is room."""
         taken = self._take_usual_lines()
         return self._take_unusual_lines() if taken is None else taken
 
@@ -311,9 +298,7 @@ class BulkItems(ExchangeItems):
 
     def _items_of(self, lines: list[bytes]) -> list[BulkItem]:
         """Return items for lines: those that have been answered, or new ones if there are too few.
-
-        There are millions of lines, and to make a request and to let go of it takes longer than to
-        use one again. All that a first stage changes of a request it has answered is set here.
+        All that a first stage changes of a request is set here.
         """
         ask, spare, n = self._ask, self._spare, len(lines)
         packed = ask.packed if ask.format == CUSTOM else b""
@@ -337,7 +322,6 @@ class BulkItems(ExchangeItems):
         return new
 
     def _new_item(self) -> BulkItem:
-        """Make an item without a line."""
         item = BulkItem(b"", 0.0)
         item.whole = self
         item.format, item.accept = self._ask.format, self._ask.accept
@@ -360,7 +344,6 @@ class BulkItems(ExchangeItems):
     # -- answers
 
     def cancel(self) -> None:
-        """Give up everything: the client has left."""
         self._has_input_ended = self._has_ended = True
         self._forget_body()
         for item in self.inside:
@@ -369,7 +352,7 @@ class BulkItems(ExchangeItems):
         self._spare.clear()
 
     def pause(self, is_paused: bool) -> None:
-        """Write nothing and take nothing for a client that does not take its answers, or go on."""
+        """Write nothing and take nothing for now, or go on."""
         self._is_paused = is_paused
         if not is_paused:
             self.flush_soon()
@@ -396,7 +379,6 @@ class BulkItems(ExchangeItems):
         self._flush_now()
 
     def _flush_now(self) -> None:
-        """Write the answers whose turn it is, and take more of the body for them."""
         if self._is_paused or self._has_ended:
             return
         inside = self.inside
@@ -418,7 +400,7 @@ class BulkItems(ExchangeItems):
         elif self._has_input_ended and not (inside or self._lines or self.is_flush_due):
             self._has_ended = True
             self._spare.clear()  # they refer to this object
-            self._exchange.end_parts(self._broken or b"", is_whole=True)
+            self._exchange.end_parts(self._broken or b"")
 
     def _written(self, answered: list[BulkItem]) -> bytes:
         """Return the lines of answers, and keep the items that can be used again."""

@@ -103,9 +103,6 @@ class Refusal(CarpoolError):
     """The HTTP layer itself refuses a request: its address, its method or how it was sent.
 
     Args:
-        status: Of the response.
-        code: One of `MESSAGES`.
-        headers: That the response has beside the usual ones.
         text: For the client, in the place of the text that `MESSAGES` has for the code.
     """
 
@@ -119,12 +116,7 @@ class Refusal(CarpoolError):
 
 
 class NotReady(Unavailable):
-    """Models of the server do not answer now; the text names them to who may see the names.
-
-    Args:
-        code: One of `MESSAGES`.
-        models: By name, what keeps a model from answering.
-    """
+    """Models of the server do not answer now; the text names them to who may see the names."""
 
     def __init__(self, code: str, models: Mapping[str, str] | None = None) -> None:
         self.models = dict(models or {})
@@ -152,12 +144,6 @@ def error_response(
     error: Exception, request_id: str, *, timeout_status: int = 504, debug: bool = False
 ) -> HttpResponse:
     """Return the response to a request that ended with `error`.
-
-    Args:
-        error: A `CarpoolError`; anything else is our own fault and answered as an internal error.
-        request_id: Is repeated in the body and in `X-Request-Id`.
-        timeout_status: Status of a missed deadline.
-        debug: Whether the error's own text is shown.
 
     Raises:
         Exception: Of any kind, if the error is of a user's class with attributes that make no
@@ -201,12 +187,9 @@ class Formats:
 
     A model whose own `decode` reads a format that carpool reads, too, has replaced carpool's
     reading: `decode` gets all that is sent, and what it cannot get is refused. So it is with
-    `encode` and what is written. A format of the model's own comes
-    beside JSON and msgpack.
+    `encode` and what is written. A format of the model's own comes beside JSON and msgpack.
 
     Args:
-        first: Traits of the first stage, which reads.
-        last: Traits of the last stage, which writes.
         others_read: The content types that the address reads by itself, for the text of a 415.
         of_entries: Whether it is about the entries of a list, and about lines. These are JSON or
             msgpack, or what the model's own `decode` and `encode` make of that.
@@ -249,10 +232,6 @@ class Formats:
     def choose(self, content_type: bytes | None, accept: bytes | None) -> tuple[int, int]:
         """Return the format in which to read a body, and the one in which to write the answer.
 
-        Args:
-            content_type: The header of that name; None if there is none.
-            accept: The header of that name; None if there is none.
-
         Raises:
             InvalidRequest: The model does not read this content type (415), or its `encode` writes
                 none of those that are accepted (406).
@@ -266,11 +245,7 @@ class Formats:
         return found
 
     def usual(self, read: int) -> int:
-        """Return the format of an answer for a client without a preference.
-
-        Args:
-            read: The format of the item.
-        """
+        """Return the format of an answer for a client without a preference."""
         return self._writes(None, read, self.types.get(read, _JSON))
 
     def of_made(self, sent_as: int, wanted_as: int) -> tuple[int, int]:
@@ -311,9 +286,6 @@ class Formats:
 
         Parts are not written by the model's own `encode`, so where that owns the answers there are
         none, and `choose` refuses who accepts nothing else.
-
-        Args:
-            accept: The header of that name; None if there is none.
         """
         if self.owns_output:
             return None
@@ -333,7 +305,6 @@ class Formats:
         replaced by the usual one.
 
         Args:
-            head: Of the request.
             entry: The content type of each item in the body; None where the body is the item.
         """
         sent = head.headers.get(b"content-type")
@@ -396,7 +367,6 @@ class Formats:
         return (wish == _OCTETS and (self._raw_out or self._parts_are_raw)) or (wish == _TEXT and self._text_out)
 
     def _unread(self, kind: bytes = b"") -> InvalidRequest:
-        """Return the refusal of a body that the model does not read."""
         text = f"the model does not read this content type; it reads {self._all_read}"
         if self.owns_input:
             text = f"the model reads what it is sent by a decode of its own, of {self._all_read}, and in no other way"
@@ -404,7 +374,7 @@ class Formats:
             usual = self.readable[-1] if self._raw_in or self._text_in else "application/json"
             wanted = "TYPE" if self._accepts else usual
             text = (
-                "the model does not read what curl sends unless it is told the type:"
+                f"curl sends {kind.decode()} by itself, which the model does not read:"
                 f" add -H 'Content-Type: {wanted}'; it reads {self._all_read}"
             )
         elif kind == b"multipart/form-data" and not self.owns_input:  # else it would have been converted
@@ -412,14 +382,12 @@ class Formats:
         return InvalidRequest(text, status=415, code="unsupported_media_type")
 
     def _unwritten(self) -> InvalidRequest:
-        """Return the refusal of an answer that only the model's own `encode` could write."""
         written = ", ".join(self.writable) or "nothing that fits here"
         text = f"the model writes its answers by an encode of its own, as {written}, and in no other way"
         return InvalidRequest(text, status=406, code="not_acceptable")
 
     @property
     def _all_read(self) -> str:
-        """All content types, and families of them, that are read, for the text of a 415."""
         if self.owns_input:
             return ", ".join([*self.readable, *self._others_read]) or "nothing that fits here"
         families = ["image/*", "audio/*", "text/*"] if self._raw_in else ["text/*"] if self._text_in else []
@@ -473,7 +441,6 @@ def _is_known_here(kind: bytes) -> bool:
 
 
 def _is_json(kind: bytes) -> bool:
-    """Report whether a content type is one of JSON."""
     return kind in _JSON_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
 
 
@@ -493,7 +460,6 @@ def wishes(accept: bytes | None) -> list[bytes]:
 
 
 def _kind(content_type: bytes) -> bytes:
-    """Return a content type without its parameters, in lower case."""
     return content_type.partition(b";")[0].strip().lower()
 
 
@@ -527,29 +493,20 @@ def too_large(limit: int) -> InvalidRequest:
 
 
 def as_json(value: object) -> bytes:
-    """Return a value of our own making as JSON."""
     return _encoder.encode(value)
 
 
 def allow(methods: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the `Allow` header of a 405."""
     return ((b"allow", ", ".join(methods).encode()),)
 
 
 def not_allowed(methods: Sequence[str]) -> Refusal:
-    """Return the refusal of a method that an address does not have, which has these."""
     text = f"This address does not support the method; it supports {', '.join(methods)}."
     return Refusal(405, "method_not_allowed", headers=allow(methods), text=text)
 
 
 def nothing_here(owner: str, paths: Sequence[str], more: str = "") -> Refusal:
-    """Return the refusal of an address at which there is nothing.
-
-    Args:
-        owner: The owner of other addresses, with the verb.
-        paths: These addresses, of which the text names some.
-        more: How the sentence goes on.
-    """
+    """Return the refusal of an address at which there is nothing."""
     *first, last = [*paths[:_MOST_NAMED], "others"] if len(paths) > _MOST_NAMED else paths or [""]
     named = f"{', '.join(first)} and {last}" if first else last
     listed = f" {owner} {named}{more}." if paths else ""

@@ -33,7 +33,6 @@ class Compression:
 
     Args:
         codings: `zstd` and `gzip`, those that may be used in the order of preference.
-        from_bytes: The size of the smallest answer that is compressed.
 
     Raises:
         ValueError: There is no such coding, or none that this installation has.
@@ -44,12 +43,7 @@ class Compression:
         self._encoders = [(coding.encode(), _encoder(coding)) for coding in codings]
 
     def compressed(self, response: HttpResponse, accepted: bytes) -> HttpResponse:
-        """Return an answer in the best coding that its client accepts, or as it is.
-
-        Args:
-            response: The answer.
-            accepted: The client's `Accept-Encoding`; empty if it has sent none.
-        """
+        """Return an answer in the best coding that its client accepts, or as it is."""
         body, headers = response.body, response.headers
         if len(body) < self._from_bytes or not _COMPRESSIBLE.fullmatch(response.content_type):
             return response
@@ -72,13 +66,11 @@ def new_compression(setting: str, from_bytes: int) -> Compression | None:
 
 
 def _wanted(accepted: bytes) -> frozenset[bytes]:
-    """Return the codings that a header accepts."""
     entries = [entry.strip().lower() for entry in accepted.split(b",")]
     return frozenset(entry.partition(b";")[0].strip() for entry in entries if entry and not _UNWANTED.search(entry))
 
 
 def _encoder(coding: str) -> Encoder:
-    """Return the compressor. Raises ValueError."""
     if coding == "gzip":
         return _gzip
     if coding == "zstd":
@@ -102,7 +94,6 @@ _ZSTD_MODULES: Final = ("compression.zstd", "backports.zstd")  # of Python from 
 
 
 def _zstd() -> Any:
-    """Return the module that reads zstd; None if there is none."""
     for name in _ZSTD_MODULES:
         try:
             return importlib.import_module(name)
@@ -128,8 +119,6 @@ def expanded(body: bytes | bytearray, coding: bytes, limit: int) -> bytes:
     """Return a body as it was before it was compressed.
 
     Args:
-        body: The compressed body.
-        coding: In which way.
         limit: Bytes of the largest body.
 
     Raises:

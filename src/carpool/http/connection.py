@@ -1,7 +1,5 @@
 """The HTTP/1.1 front: one client connection, its order and flow.
 
-`reader.py` reads for it. `answer_writer.py`, its base class, writes the answers.
-
 * Answers leave in the order of their requests; while too many are owed, nothing more is read.
 * A request that is refused before its body was read is answered, and then the connection is closed.
 * A client that ends its side still gets its answers; if it is gone, its queued requests are
@@ -23,14 +21,6 @@ Five state machines meet here; each moves by itself:
   client. While it is paused, nothing is read and nothing is given to the app.
 * *The connection*: open -> its client has ended its side (`_is_half_closed`) -> closing (the
   transport's `is_closing`) -> lost. The second step may be left out.
-
-Time is not among them: see `timers.py`.
-
-A client that has closed its side may still wait for its answer, or be gone: an interim `100
-Continue` finds out (`probe`).
-
-A `LargeBody` takes its place at the transport while a large body is received straight into its
-memory.
 """
 
 from __future__ import annotations
@@ -55,13 +45,8 @@ _LONG_PAGE = 4 * 1024  # bytes: the figures of /metrics have more, a line that s
 class Connection(AnswerWriter):
     """One client.
 
-    Args:
-        state: Has what the connections of one server share.
-
     Attributes:
-        app: Answers the requests.
         ignoring_input: Whether everything that still comes is thrown away.
-        is_reading_paused: Whether the reading of the transport is paused.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -281,7 +266,6 @@ class Connection(AnswerWriter):
             self._timers.bytes_received()
 
     def _large_body_ended(self) -> None:
-        """Have the transport deliver the next bytes to this protocol again."""
         if self._large_body is not None:
             self._large_body.let_go()
             self._large_body = None
@@ -357,7 +341,6 @@ class Connection(AnswerWriter):
         self.refuse(self.app.refuse(self._reader.head, Refusal(408, "request_timeout")))
 
     def _forget_request(self) -> None:
-        """Let go of a request that is half received."""
         self._reader.forget()
         self._large_body_ended()
 
@@ -372,6 +355,11 @@ class Connection(AnswerWriter):
     def _has_nothing_to_read(self) -> bool:
         """Whether no request is half received or waits to be read."""
         return self._reader.is_idle and not self._kept
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request is owed an answer, half received, or waiting to be read."""
+        return not self._queue and self._has_nothing_to_read
 
     @property
     def room(self) -> int:
@@ -394,7 +382,6 @@ class Connection(AnswerWriter):
             self._regulate()
 
     def _regulate(self) -> None:
-        """Read only while there is room for more, and read the kept bytes first."""
         if self._transport.is_closing():
             return
         if self._kept and self.room > 0 and not self._will_read_kept:
@@ -409,10 +396,34 @@ class Connection(AnswerWriter):
                 self._transport.resume_reading()
                 self._timers.reading_resumed()
 
+    # -- writing answers in their turn
+
+    def flush(self) -> None:
+        """Write the answers whose turn it is."""
+        queue, transport = self._queue, self._transport
+        while (exchange := queue.pop_answered()) is not None:
+            if exchange.delivery is not None:
+                exchange.delivery.unwatch()
+            if not transport.is_closing():
+                self._write(exchange, cast(HttpResponse, exchange.response))
+        if queue.given and queue.given[0].delivery is not None:
+            self._turn_of_parts(queue.given[0], queue.given[0].delivery)
+        if queue.waiting:
+            self._give()
+        elif not queue.given:
+            if self.is_reading_paused:
+                self._regulate()
+            if self._is_half_closed or (self._state.is_draining and self._has_nothing_to_read):
+                transport.close()
+
+    def drain(self) -> None:
+        """Close now if the connection is quiet; otherwise the last answer closes it."""
+        if self.is_quiet:
+            self._transport.close()
+
     # -- giving requests to the app
 
     def _give(self) -> None:
-        """Give the app the requests that it may have, and write refusals whose turn it is."""
         if self._is_giving or self._transport.is_closing():
             return  # called by an answer given at once: the loop below goes on; or nothing can be answered any more
         queue = self._queue
@@ -454,7 +465,6 @@ class LargeBody(asyncio.BufferedProtocol):
     """Stands in for a connection while a large body is received into place.
 
     Args:
-        connection: The connection on which the body comes.
         rest: The memory that is still to be filled.
     """
 

@@ -1,8 +1,8 @@
 """Requests whose bodies are converted here and not in the worker: forms and .npy files.
 
 A form (`multipart/form-data`) holds one file, or fields that fit the model's items. A body in the
-.npy format of numpy is one array. The header is read by numpy's rules but strictly:
-only plain dtypes, and a shape that fits the body, before anything is made of it.
+.npy format of numpy is one array. Its header may only have plain dtypes, and a shape that fits the
+body.
 """
 
 from __future__ import annotations
@@ -31,13 +31,7 @@ from carpool.http.protocols.wording import value_in
 
 
 def is_converted(content_type: bytes | None, accept: bytes | None, formats: Formats) -> bool:
-    """Report whether a request's body or answer is converted here.
-
-    Args:
-        content_type: The header of that name.
-        accept: The header of that name.
-        formats: Of the address.
-    """
+    """Report whether a request's body or answer is converted here."""
     sent, wanted = _kind(content_type), _kind(accept)
     is_read = sent == NPY_TYPE or (sent == FORM_TYPE and can_read_forms())
     return (is_read and not formats.owns_input) or (wanted == NPY_TYPE and not (formats.owns_output or formats.joins))
@@ -104,13 +98,7 @@ _LONGEST_HEADERS: Final = 8 * 1024
 
 
 class FormPart(NamedTuple):
-    """One part of a form.
-
-    Attributes:
-        name: Of the field.
-        is_file: Whether it is a file.
-        content: Its bytes.
-    """
+    """One part of a form."""
 
     name: str
     is_file: bool
@@ -158,7 +146,6 @@ class _Reader:
         self._content: list[bytes] = []
 
     def callbacks(self) -> dict[str, Any]:
-        """Return the callbacks of the parser."""
         return {
             "on_part_begin": self._begin,
             "on_part_data": self._data,
@@ -216,10 +203,6 @@ def _parameters(header: bytes) -> dict[bytes, bytes]:
 def item_of(parts: list[FormPart], kind: Any) -> Any:
     """Return the item that a form is, in builtins.
 
-    Args:
-        parts: Of the form.
-        kind: The type of the model's items.
-
     Raises:
         ValidationError: They do not fit.
     """
@@ -247,7 +230,6 @@ def item_of(parts: list[FormPart], kind: Any) -> Any:
 
 
 def _value(part: FormPart, kind: Any) -> Any:
-    """Return the content of a part in its type. Raises `ValidationError`."""
     if kind is bytes or (kind is Any and part.is_file):
         return part.content
     try:
@@ -297,7 +279,6 @@ def array_in(body: bytes | bytearray) -> Any:
 
 
 def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int]:
-    """Return dtype, order and shape in a header, and where it ends. Raises `InvalidRequest`."""
     if bytes(body[:6]) != _MAGIC or len(body) < 10 or body[6] not in (1, 2, 3):
         raise InvalidRequest("the body is not a .npy file")
     is_short = body[6] == 1
@@ -312,7 +293,6 @@ def _header_of(body: bytes | bytearray) -> tuple[Any, bool, tuple[int, ...], int
 
 @functools.lru_cache(maxsize=128)  # clients send the same one again and again, and Python's parser takes 20 us
 def _read_header(text: bytes) -> tuple[Any, bool, tuple[int, ...]]:
-    """Return dtype, order and shape. Raises `InvalidRequest`."""
     import numpy as np
 
     try:

@@ -1,8 +1,4 @@
-"""One service as an app serves it: its life, its formats, and whether it could answer now.
-
-It also lists the addresses of a service with the meaning of a body at each, and tries a model as a
-client would: an example goes in as the body of a request, and the body of an answer comes out.
-"""
+"""One service as an app serves it: its life, its formats, and whether it could answer now."""
 
 from __future__ import annotations
 
@@ -48,22 +44,11 @@ class Endpoint:
     """A service as an app serves it.
 
     Args:
-        service: The declaration of the service.
         output: Takes each line that a worker prints.
-        join: Where its workers join; None if none do.
-        on: Where its worker processes run; None for this machine.
         is_first: Whether the service is the first one of its app.
 
     Attributes:
-        name: The service's name.
-        addresses: Where it can be asked.
-        formats: Which formats its model reads and writes.
         weigher: Weighs its items; None if each counts for one.
-        key_header: The header whose value requests must have in common to share a batch; None for
-            none.
-        handle: The running service; None until it is started.
-        driver: Takes the service's requests; None until it is started.
-        checked_at: When an example last ran through the service.
         is_first: Whether it answers where no model is named, such as at `/predict`.
         is_leaving: Whether the service is being removed, and only answers what is inside.
     """
@@ -87,7 +72,7 @@ class Endpoint:
         self.is_leaving = False
 
     async def start(self) -> None:
-        """Start the service; when this returns, its workers have run the examples."""
+        """Start the service, and run its examples."""
         self.handle = self.service.run_async(output=self.output, join=self._join, on=self._on)
         await self.handle.start()
         self.driver = self.handle.driver
@@ -104,12 +89,10 @@ class Endpoint:
 
     @property
     def takes(self) -> Traits:
-        """The traits of the first stage, which gets the items."""
         return self.service.takes
 
     @property
     def gives(self) -> Traits:
-        """The traits of the last stage, which returns the results."""
         return self.service.gives
 
     def allowance(self, nbytes: int) -> Allowance:
@@ -117,7 +100,6 @@ class Endpoint:
         return Allowance(nbytes, min(stage.max_queue_size for stage in firsts_of(self.service.graph)))
 
     def snapshot(self) -> ServiceSnapshot | None:
-        """Return the figures of the service so far; None while it is not running."""
         return None if self.driver is None else self.driver.snapshot()
 
     @property
@@ -172,7 +154,6 @@ class Address:
     """One address of a service.
 
     Attributes:
-        path: As clients write it, quoted.
         takes: The type of a body, or of an item of the list that the body is.
         formats: Which formats are read and written there.
         of_lines: Those of an item that is a line of a body.
@@ -207,11 +188,6 @@ class Address:
     def choose(self, content_type: bytes | None, accept: bytes | None, *, is_bulk: bool = False) -> tuple[int, int]:
         """Return the result of `Formats.choose`, with the adapter in the number of the first
         format.
-
-        Args:
-            content_type: The header of that name.
-            accept: The header of that name.
-            is_bulk: Whether the body is lines with an item each, which are JSON.
         """
         if is_bulk:
             format, written = self.of_lines.choose(JSON_TYPE, JSON_TYPE)
@@ -221,7 +197,6 @@ class Address:
 
 
 def predict_path(name: str) -> str:
-    """Return the path of a service."""
     return f"/models/{quote(name, safe='')}/predict"
 
 
@@ -231,13 +206,7 @@ def ready_path(name: str) -> str:
 
 
 def _read_here(reads: Traits, of_entries: Formats, *, is_item: bool) -> list[str]:
-    """Return the content types that no worker reads, but an address by itself.
-
-    Args:
-        reads: The traits of what is sent.
-        of_entries: The formats of its lines.
-        is_item: Whether it is an item, and not what an adapter makes one of.
-    """
+    """Return the content types that no worker reads, but an address by itself."""
     types: list[str] = []
     is_made_here = is_item and not of_entries.owns_input
     if is_made_here and can_read_forms():
@@ -251,7 +220,6 @@ def addresses_of(service: Service, *, is_first: bool) -> Iterator[Address]:
     """Yield the addresses of a service.
 
     Args:
-        service: The service.
         is_first: Whether it is the first one of its app, which also answers at `/predict`.
     """
     first, last = service.takes, service.gives
@@ -301,7 +269,6 @@ async def try_first_example(handle: AsyncHandle, traits: Traits, formats: Format
 
 
 async def _answer(handle: AsyncHandle, request: Request, accept: int) -> None:
-    """Wait for the answer to a request and read it. Raises why that cannot be done."""
     driver = handle.running_driver
     request.caller = caller = TaskCaller(driver.loop)
     driver.submit(request)

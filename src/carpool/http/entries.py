@@ -2,8 +2,8 @@
 that `carpool score` writes.
 
 There an object whose only key is `error` is an error, and no result is one: a result that is such
-an object is written as `{"result": {"error": …}}`, and so is one that looks like that already. All
-other results are written as they are. Servers, clients and `carpool score` share these functions.
+an object is written as `{"result": {"error": …}}`, and so is one that looks like that already.
+Servers, clients and `carpool score` share these functions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def of_result(result: bytes, format: int = JSON) -> bytes:
 
     Args:
         result: As msgspec writes it.
-        format: JSON or MSGPACK.
     """
     return _WRAPPED[format] % result if _is_mistakable(result, format) else result
 
@@ -58,12 +57,7 @@ def are_plain(lines: bytes) -> bool:
 
 
 def listed(entries: Sequence[bytes], format: int) -> bytes:
-    """Return a list of entries, which are joined as other threads may run meanwhile.
-
-    Args:
-        entries: As they are written.
-        format: JSON or MSGPACK.
-    """
+    """Return a list of entries, which are joined as other threads may run meanwhile."""
     if format == MSGPACK:
         of_nones = _encode[MSGPACK]([None] * len(entries))
         return b"".join([of_nones[: len(of_nones) - len(entries)], *entries])
@@ -88,12 +82,7 @@ def value_in(body: bytes, format: int) -> bytes:
 
 
 def of_error(error: Mapping[str, Any], format: int = JSON) -> bytes:
-    """Return an error as it is written among results.
-
-    Args:
-        error: Its text.
-        format: JSON or MSGPACK.
-    """
+    """Return an error as it is written among results."""
     return _encode[format]({_ERROR: error})
 
 

@@ -43,14 +43,7 @@ class ErrorAnswers:
         self.ids = RequestIds()
 
     def response(self, given_id: bytes, error: Exception, model: str = "", caller: str = "") -> HttpResponse:
-        """Return the response to a request that ended with `error`; an error of a model is logged.
-
-        Args:
-            given_id: The request's `X-Request-Id`; empty if it has none.
-            error: Why the request failed.
-            model: The name of the model that was asked, for the log; empty if it is not known.
-            caller: The name of the key with which it was asked; empty if there is none.
-        """
+        """Return the response to a request that ended with `error`; log an error of a model."""
         request_id = given_id.decode() if _REQUEST_ID.fullmatch(given_id) else self.ids.new().decode()
         known = {"request_id": request_id, "model": model, "caller": caller}
         about = {name: value for name, value in known.items() if value}

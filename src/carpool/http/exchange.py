@@ -1,10 +1,7 @@
 """One HTTP request and the answer that it is owed: the noun that the app and both its fronts share.
 
-This file imports neither the app nor its models. It needs two protocols of them,
-`ErrorResponder` and `ServedModel`.
-
-`RequestIds` are for requests whose clients have given them none, and `Notes` record one
-request while it is inside, for the log and for traces.
+`RequestIds` are for requests whose clients have given them none, and `Notes` record one request
+while it is inside, for the log and for traces.
 """
 
 from __future__ import annotations
@@ -80,11 +77,7 @@ class HttpResponse(NamedTuple):
 
 
 class ErrorResponder(Protocol):
-    """Puts the outcome of a request into HTTP, as the app does.
-
-    Attributes:
-        request_ids: Gives ids to requests that bring none.
-    """
+    """Puts the outcome of a request into HTTP, as the app does."""
 
     request_ids: RequestIds
 
@@ -109,10 +102,7 @@ class ServedModel(Protocol):
     """A model as the app serves it.
 
     Attributes:
-        name: Of the service.
-        driver: Takes the requests; None while the service is not running.
         weigher: Weighs the items; None if each counts for one.
-        handle: The running service; None while it is not running.
     """
 
     name: str
@@ -133,13 +123,7 @@ class Ask:
     """The wish of a request for a model, as `App.admit` reads it off its head.
 
     Attributes:
-        endpoint: The model.
-        responder: Puts an error into HTTP.
         format: How the body is to be decoded (see `wire/payload.py`).
-        accept: How the result is to be encoded.
-        timeout_s: The most seconds that the request may take.
-        lane: Its priority, as a lane of the queue.
-        content_type: Of the response with the result.
         packed: The whole head, for a model whose `decode` asks for it; empty otherwise.
         framing: How the answer is written in parts; None if the client takes the whole answer.
         stream_s: The most seconds that an answer in parts may take, as the client says.
@@ -165,16 +149,12 @@ class Head:
     Equal heads mean the same, so a front may keep them and use them for several requests.
 
     Attributes:
-        method: As received.
-        path: As received, without the query.
         headers: By name in lower case; only those in `WANTED_HEADERS` and what the front needs.
         query: The part of the address behind the `?`; kept only by an app that `wants_heads`.
         fields: All headers; kept only by an app that `wants_heads`.
-        route: Answers the request; set by `App.admit`.
         ask: The wish of the request, and the model that is asked; set by `App.admit`, None for the
             app's own pages.
         model: The model that is asked; None for pages, and where the body will say it.
-        caller: The name of the key with which it is asked; empty where keys are not needed.
         extra: Headers that each answer to it has; set by `App.admit`.
         in_own_words: Words error responses, at an address of a protocol; None elsewhere.
     """
@@ -225,7 +205,6 @@ class Head:
         """Return the headers of an answer, with those of each answer to this head, and with an id.
 
         Args:
-            headers: Those that the answer has already; an id among them stands.
             ids: Gives an id where the client has given none; None where another one does that.
         """
         headers += self.extra
@@ -241,7 +220,6 @@ class Exchange(Request):
     """A request that came over HTTP and takes its answer itself. Each front has its own `respond`.
 
     Attributes:
-        head: The request's head; its body is the item.
         delivery: How far its answer in parts has come on its way; None if it has none.
         notes: The notes of its times and stages; only an app with an `Observer` sets it.
     """
@@ -292,9 +270,7 @@ class Exchange(Request):
         So one client's answer of many megabytes holds up nobody else's.
 
         Args:
-            responder: Compresses it, and puts an error into HTTP.
             nbytes: How many bytes the results have of which it is made.
-            make: Makes the response; it may raise anything.
             what: The maker, for the log.
         """
         if nbytes < LARGE:
@@ -316,10 +292,7 @@ class Exchange(Request):
         where there is little to do, and otherwise raised by a route.
 
         Args:
-            responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
             work: Does the work; it uses nothing that belongs to the loop.
-            then: Goes on with the result.
         """
         if nbytes < LARGE:
             then(work())
@@ -349,15 +322,7 @@ class Exchange(Request):
         then: Callable[[T], object],
         refuse: Callable[[CarpoolError], HttpResponse],
     ) -> None:
-        """Call `then` with the content that `read` finds in a body, as `work_beside` does.
-
-        Args:
-            responder: Answers for the errors of a thread.
-            nbytes: Of how many bytes something is made.
-            read: Reads the body; where it raises a `CarpoolError`, the request is refused.
-            then: Goes on with the content.
-            refuse: Makes the response to the error.
-        """
+        """Call `then` with the content that `read` finds in a body, as `work_beside` does."""
 
         def tried() -> tuple[T] | CarpoolError:
             try:
@@ -374,7 +339,6 @@ class Exchange(Request):
         self.work_beside(responder, nbytes, tried, go_on)
 
     def _made(self, responder: ErrorResponder, make: Callable[[], HttpResponse], what: str) -> HttpResponse:
-        """Return the result of `make`, or the response to its error."""
         try:
             return make()
         except CarpoolError as error:
@@ -389,12 +353,11 @@ class Exchange(Request):
         """Send a part to the client, behind the head of the response if it is the first."""
         raise NotImplementedError
 
-    def end_parts(self, data: bytes, *, is_whole: bool) -> None:
+    def end_parts(self, data: bytes, *, is_broken: bool = False) -> None:
         """Send the end of an answer in parts.
 
         Args:
-            data: The last bytes of the body.
-            is_whole: Whether the body ends in good order; otherwise it is broken off.
+            is_broken: Whether the body is broken off, and does not end in good order.
         """
         raise NotImplementedError
 
@@ -412,7 +375,6 @@ class Exchange(Request):
         """Have nothing more read of the body of a bulk request, which is broken off."""
 
     def tell_part(self, part: object) -> None:
-        """Put a part of the answer into HTTP and send it."""
         ask, delivery = self.head.ask, self.delivery
         assert ask is not None and ask.framing is not None, "parts are sent to those who asked for them"
         assert delivery is not None
@@ -420,7 +382,6 @@ class Exchange(Request):
         self.write_part(framed(ask.framing, part))
 
     def tell(self) -> None:
-        """Put the driver's answer into HTTP and send it."""
         ask, result, delivery = self.head.ask, self.result, self.delivery
         assert ask is not None, "the driver answers only what a model was asked"
         if delivery is not None and delivery.has_begun:
@@ -456,21 +417,15 @@ class Exchange(Request):
             end = b""
             if framing.error:
                 end = framing.error % error_entry(ask.responder.error(self.head, error), JSON)
-            self.end_parts(end, is_whole=bool(end))
+            self.end_parts(end, is_broken=not end)
             return
         if result is not None:
             last = framed(framing, result)
-        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts), is_whole=True)
+        self.end_parts(last + framing.with_end(1 if last else stream_of(self).parts))
 
 
 def error_entry(response: HttpResponse, accept: int, **more: object) -> bytes:
-    """Return the body of an error response as an entry, with its status.
-
-    Args:
-        response: The response.
-        accept: The format of the entry, JSON or MSGPACK.
-        more: Further fields.
-    """
+    """Return the body of an error response as an entry, with its status."""
     shown = msgspec.json.decode(response.body)["error"]
     return entries.of_error({**shown, "status": response.status, **more}, accept)
 
@@ -498,10 +453,6 @@ class RequestIds:
 
     A good answer on the fast path writes both by itself (`AnswerWriter.answer_now`), since a call
     and an object less are the difference between a cost that can be measured and one that cannot.
-
-    Attributes:
-        start: The beginning of all ids.
-        next_number: Returns what follows it in the next id.
     """
 
     def __init__(self) -> None:
@@ -518,11 +469,6 @@ class InStage:
     """How a request fared in one stage; in a graph, at one place.
 
     Attributes:
-        stage: The name of the stage, or of the place.
-        arrived: When it entered the stage.
-        started: When a worker got to its batch.
-        batch: The id of the batch, unique in its stage.
-        n: How many requests the batch had.
         left: When it left the stage; None if that is not known, as in a row of stages, where it
             came to the next one then, or while it is there.
         branches: In which branches of a graph the place is, the outermost first.
@@ -544,9 +490,6 @@ class Notes:
     """The notes of one request while it is inside.
 
     Attributes:
-        began: When the app got it.
-        request_id: Its id, once it is known.
-        stages: How it fared in each stage.
         trace: The id of its trace, as W3C has it.
         span: The id of our span in it.
         tracing: The span itself, where spans are made.

@@ -29,7 +29,6 @@ class ExchangeItem(Request):
     """One item of an exchange that brings several.
 
     Attributes:
-        whole: All of them.
         index: Its position among them, where their answers come in parts; else not set.
     """
 
@@ -47,24 +46,16 @@ class ExchangeItem(Request):
         return self.whole.submitted
 
     def tell(self) -> None:
-        """Hand on that the answer is there."""
         self.whole.item_ended(self)
 
     def tell_part(self, part: object) -> None:
-        """Hand on a part of the answer."""
         self.whole.take_part(self, part)
 
 
 class ExchangeItems:
     """The items of one exchange.
 
-    Args:
-        exchange: Is answered once all items are.
-        model: Gets the items.
-
     Attributes:
-        model: Gets the items.
-        items: In their order.
         submitted: Those that are not known to be unfit; they are admitted together or not at all.
     """
 
@@ -115,20 +106,17 @@ class ExchangeItems:
         return sum([_nbytes(item.result) for item in self.items if item.error is None])
 
     def cancel(self) -> None:
-        """Give up all items: nobody waits for them any more."""
         if self.model.driver is not None:
             for request in self.submitted:
                 self.model.driver.cancel(request)
 
     def pause(self, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
         if self.model.driver is not None:
             for request in self.submitted:
                 if request.stream is not None:
                     self.model.driver.pause(request, is_paused)
 
     def _answer(self) -> None:
-        """Answer the exchange, as all items are done."""
         raise NotImplementedError
 
 
@@ -159,10 +147,6 @@ class ItemList(ExchangeItems):
     """The items of a list.
 
     Args:
-        exchange: Is answered once all items are.
-        ask: The wish of the request, and the model that is asked.
-        bodies: Of the items.
-        deadline: Of all of them.
         patient: Whether they wait while the queue is full.
     """
 
@@ -188,19 +172,12 @@ class ItemList(ExchangeItems):
 
 
 def _listed(items: Sequence[Request], ask: Ask, head: Head) -> HttpResponse:
-    """Return the response that lists what has become of items."""
     written = [entry_of(item, ask, head) for item in items]
     return HttpResponse(200, entries.listed(written, _format_of_answer(ask)), ask.content_type)
 
 
 def entry_of(item: Request, ask: Ask, head: Head) -> bytes:
-    """Return an item's result, or an object with its error, as it is written among others.
-
-    Args:
-        item: Is done.
-        ask: What was asked of which model.
-        head: Of the request.
-    """
+    """Return an item's result, or an object with its error, as it is written among others."""
     result, format = item.result, _format_of_answer(ask)
     if item.error is not None:
         return error_entry(ask.responder.error(head, item.error), format)
@@ -223,17 +200,11 @@ def _body_of(response: CheckedResponse, ask: Ask, format: int) -> bytes:
 
 
 def _format_of_answer(ask: Ask) -> int:
-    """Return in what the list of the answers is written: JSON or MSGPACK."""
     return ask.accept if ask.accept < CUSTOM else format_of_entries(ask.content_type)
 
 
 def split(body: bytes | bytearray, format: int, allowance: Allowance) -> list[bytes]:
     """Return the items of a list, each as it was written.
-
-    Args:
-        body: The list.
-        format: JSON or MSGPACK.
-        allowance: Says how many items it may have.
 
     Raises:
         InvalidRequest: The body is malformed (400), or the list is too long (413).

@@ -51,7 +51,6 @@ class PortListener:
 
     Args:
         host: The address to bind, with or without brackets; `::` is for IPv4 as well.
-        port: The port to bind; 0 takes a free one.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -59,7 +58,6 @@ class PortListener:
         self.port = port
 
     def bind(self) -> socket.socket:
-        """Take the port. Raises OSError if it is not free."""
         sock = listen_at(self.host, self.port, BACKLOG)
         self.port = sock.getsockname()[1]
         return sock
@@ -69,7 +67,6 @@ class PortListener:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -106,13 +103,11 @@ class UnixListener:
         return sock
 
     def release(self) -> None:
-        """Remove the socket."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
     @property
     def address(self) -> str:
-        """The path."""
         return f"{_UNIX}{self.path}"
 
     @property
@@ -121,7 +116,6 @@ class UnixListener:
         return True
 
     def _remove_abandoned(self) -> None:
-        """Remove a socket at which no server listens. Raises OSError if one does."""
         try:
             is_socket = stat.S_ISSOCK(self.path.stat().st_mode)
         except FileNotFoundError:
@@ -201,7 +195,6 @@ class Certificates:
 
     Args:
         cert: The file with the certificate and those that lead to its root, in PEM.
-        key: The file with its private key; None if that is in `cert`.
         client_ca: The file with the roots that clients' certificates must lead to; None if clients
             need none.
 
@@ -221,7 +214,7 @@ class Certificates:
         self.context = self._read()
 
     def refresh(self) -> None:
-        """Read the files again if one has changed; log those that are no good."""
+        """Read the files again if one has changed; log bad ones."""
         try:
             states = self._states()
             if states == self._seen:
@@ -234,7 +227,6 @@ class Certificates:
             logger.info("the certificate in %s is in force", self._cert)
 
     def _read(self) -> ssl.SSLContext:
-        """Make a context of the files. Raises OSError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(_PROTOCOLS)
@@ -267,12 +259,6 @@ class Acceptor:
 
     Those that have not shaken hands are strangers: there may be only so many at a time, and the
     newest come in.
-
-    Args:
-        sock: Listens, and does not block.
-        make: Makes the protocol of a connection.
-        certificates: Of the server; None where TLS is not spoken.
-        most_strangers: How many may be shaking hands at a time.
     """
 
     def __init__(
@@ -304,7 +290,6 @@ class Acceptor:
         await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _accept(self) -> None:
-        """Accept those that wait."""
         for _ in range(_IN_A_TURN):
             now = self._loop.time()
             if self._certificates is not None and (wait_s := self._strangers.wait_s(now)):

@@ -1,7 +1,7 @@
 """Adds to an answer on its way out: an id, times, a line in the log, spans.
 
 An app has an `Observer` only where something of this is asked for. Then answers take the long way
-through `Connection._write`, and each request carries `Notes`. Otherwise nothing here is called.
+through `Connection._write`, and each request carries `Notes`.
 
 `Tracer` makes spans for OpenTelemetry, of requests, and of batches with links to their members.
 """
@@ -43,9 +43,7 @@ _ZERO_TRACE, _ZERO_SPAN = b"0" * 32, b"0" * 16
 
 
 class Lines(NamedTuple):
-    """Which requests get a line in the log.
-
-    Those that are refused or fail always do, and so do those whose clients leave.
+    """Which requests get a line in the log; those that fail, or whose clients leave, always do.
 
     Attributes:
         share: How many of the others, from 0 to 1; probes that are answered 200 never do.
@@ -70,18 +68,7 @@ class Lines(NamedTuple):
 
 
 class Observer:
-    """Watches the requests of an app.
-
-    Args:
-        lines: Which requests get a line in the log.
-        tells_times: Whether answers have `Server-Timing`.
-        compression: Compresses answers; None to leave them as they are.
-        spans: Makes spans; None for none.
-        ids: Gives ids to requests that bring none.
-
-    Attributes:
-        wanted_headers: The headers that it looks at.
-    """
+    """Watches the requests of an app."""
 
     def __init__(
         self,
@@ -169,8 +156,6 @@ class Observer:
         """Return the headers that an answer gets.
 
         Args:
-            exchange: The request.
-            now: The time.
             has_ended: Whether the answer is complete, so that its times are known.
         """
         notes = self._notes_of(exchange, now)
@@ -196,11 +181,9 @@ class Observer:
 
     @property
     def compresses(self) -> bool:
-        """Whether answers may be compressed."""
         return self._compression is not None
 
     def compressed(self, head: Head, response: HttpResponse) -> HttpResponse:
-        """Return an answer in a coding that its client accepts, or as it is."""
         if self._compression is None or head.method == b"HEAD" or not response.describes_its_body:
             return response
         return self._compression.compressed(response, head.headers.get(b"accept-encoding", b""))
@@ -218,7 +201,6 @@ class Observer:
         self.answered(exchange, _LEFT, 0, now)
 
     def _write_line(self, exchange: Exchange, notes: Notes, status: int, nbytes: int, now: float) -> None:
-        """Write a line of the access log."""
         head = exchange.head
         method, path = (_escaped(text) for text in (head.method, head.path))
         stages = [
@@ -255,7 +237,6 @@ class Observer:
         access_logger.info("%s", " ".join(words).rstrip(";"), extra=about)
 
     def _new_notes(self, head: Head, now: float) -> Notes:
-        """Begin the notes of a request, in the trace that its client names or in a new one."""
         match = _TRACEPARENT.fullmatch(head.headers.get(b"traceparent", b""))
         trace = match[1] if match and match[1] != _ZERO_TRACE and match[2] != _ZERO_SPAN else b""
         notes = Notes(now, trace or b"%032x" % getrandbits(128), b"%016x" % getrandbits(64))
@@ -264,7 +245,6 @@ class Observer:
         return notes
 
     def _notes_of(self, exchange: Exchange, now: float) -> Notes:
-        """Return the notes of a request; new ones of one that was refused before the app had it."""
         notes = getattr(exchange, "notes", None)
         if notes is None:
             notes = exchange.notes = self._new_notes(exchange.head, now)
@@ -440,7 +420,6 @@ class Tracer:
 
 
 def _new_provider() -> Any:
-    """Return a provider that sends spans by OTLP over HTTP. Raises ImportError."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from carpool.service.service import Service
 
 _ERRORS = {
-    "400": ("InvalidRequest", "invalid_request"),
-    "413": ("TooLarge", "too_large"),
-    "415": ("UnsupportedMediaType", "unsupported_media_type"),
-    "422": ("InvalidItem", "invalid_item"),
-    "429": ("Overloaded", "overloaded"),
-    "500": ("ModelError", "model_error"),
-    "503": ("Unavailable", "unavailable"),
+    "400": "invalid_request",
+    "413": "too_large",
+    "415": "unsupported_media_type",
+    "422": "invalid_item",
+    "429": "overloaded",
+    "500": "model_error",
+    "503": "unavailable",
 }
 API_VERSION = "1"
 """The version of what is described, as protocols call the one version of each model."""
@@ -80,12 +80,7 @@ def document(
     """Return the OpenAPI document of an app.
 
     Args:
-        endpoints: The services of the app.
-        timeout_status: Status of a missed deadline.
-        max_body_bytes: Size of the largest request body.
-        root_path: The path that a proxy puts before each address.
         needs_key: Whether a key has to be sent.
-        of_protocols: The addresses of protocols.
     """
     addresses = [
         (endpoint.service, address)
@@ -129,11 +124,7 @@ def document(
 
 
 class _Definitions:
-    """Moves definitions out of schemas, where pydantic puts them, to the document's components.
-
-    Args:
-        components: Those of the document; they are extended, and their references mended.
-    """
+    """Moves definitions out of schemas, where pydantic puts them, to the document's components."""
 
     _INSIDE = "#/$defs/"
 
@@ -144,11 +135,9 @@ class _Definitions:
             components[name] = self._mend(components[name], {})
 
     def moved_out_of(self, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the schemas without the definitions in them, which become components."""
         return [self._mend(each, {}) for each in schemas]
 
     def _mend(self, part: Any, names: dict[str, str]) -> Any:
-        """Mend part of a schema; `names` maps the definitions around it to their new names."""
         if isinstance(part, list):
             return [self._mend(each, names) for each in part]
         if not isinstance(part, dict):
@@ -199,7 +188,7 @@ def _predict(
     }
     if service.gives.in_parts and not address.is_list and not address.formats.owns_output:
         responses["200"]["content"].update(_in_parts(part))
-    for status, (_, code) in _ERRORS.items():
+    for status, code in _ERRORS.items():
         responses[status] = _error(code, retry=status in ("429", "503"))
     if address.formats.owns_output:
         responses["406"] = _error("not_acceptable")
@@ -223,12 +212,10 @@ def _says_bodies(service: Service) -> bool:
 
 
 def _taken(service: Service, address: Address) -> Any:
-    """Return the type of the bodies at an address."""
     return service.first.model.body_type if _says_bodies(service) else address.takes  # type: ignore[union-attr]
 
 
 def _operation_id(name: str, address: Address) -> str:
-    """Return the name of an operation, which generators of clients make a function's name of."""
     path = address.path.removesuffix(MANY)
     own = "" if path == predict_path(name) else path.replace("/", "_")
     stem = "predict" if path == "/predict" else f"predict_{name}{own}"
@@ -236,7 +223,6 @@ def _operation_id(name: str, address: Address) -> str:
 
 
 def _in_parts(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the media types of an answer in parts, with the schemas of what they have."""
     n = {"type": "object", "properties": {"parts": {"type": "integer"}}, "required": ["parts"]}
     failed = {"$ref": _COMPONENT + "CarpoolError"}
     lines = [{"type": "object", "properties": {"part": part}, "required": ["part"]}]
@@ -283,7 +269,6 @@ def _error(code: str, retry: bool = False) -> dict[str, Any]:
 
 
 def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
-    """Return the schema of an error; `more` are further parts that it has."""
     strings = {name: {"type": "string"} for name in ("code", "message", "request_id")}
     step = {"anyOf": [{"type": "string"}, {"type": "integer"}]}
     parts = {"loc": {"type": "array", "items": step}, "msg": {"type": "string"}, "type": {"type": "string"}}
@@ -307,7 +292,6 @@ def _error_schema(**more: dict[str, str]) -> dict[str, Any]:
 
 
 def _operations(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the pages that every app has, and those of its models."""
     plain = {"text/plain": {"schema": {"type": "string"}}}
     live = {"200": {"description": "The process is up.", "content": plain}}
     ready, ready_model = [
@@ -318,16 +302,12 @@ def _operations(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         (ready_path(each.name), f"ready_{each.name}", f"Readiness of {each.name}", ready_model) for each in endpoints
     ]
     metrics = {"200": {"description": "Metrics for Prometheus.", "content": plain}}
+    about = {"200": {"description": "Addresses, for people.", "content": plain}}
     itself = {"200": {"description": "This document.", "content": {"application/json": {}}}}
     return {
         path: {"get": {"operationId": name, "summary": summary, "responses": responses}}
         for path, name, summary, responses in (
-            (
-                "/",
-                "overview",
-                "What is served here",
-                {"200": {"description": "Addresses, for people.", "content": plain}},
-            ),
+            ("/", "overview", "What is served here", about),
             ("/livez", "livez", "Liveness", live),
             ("/readyz", "readyz", "Readiness", ready),
             *of_models,
@@ -357,13 +337,7 @@ def overview(
     """Return the page.
 
     Args:
-        endpoints: The services of the app.
-        pages: The addresses of the app's own pages.
-        of_protocols: The addresses of protocols.
         host: Under which name and port the client has asked; empty if it has not said.
-        root_path: The path that a proxy puts before each address.
-        is_tls: Whether the server speaks TLS.
-        needs_key: Whether clients have to send a key.
     """
     found = host.decode("latin-1")
     base = f"{'https://' if is_tls else ''}{found if _HOST.fullmatch(found) else 'HOST:PORT'}{root_path}"
@@ -373,7 +347,6 @@ def overview(
 
 
 def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
-    """Yield the lines about the models."""
     for endpoint in endpoints:
         yield f"{endpoint.name}: {in_short(endpoint.service.graph)}"
         formats = endpoint.formats
@@ -390,12 +363,7 @@ def _lines(endpoints: Sequence[Endpoint], base: str, key: str) -> Iterator[str]:
 
 
 def _body(service: Service, readable: Sequence[str]) -> str:
-    """Return the options of curl that send an item: an example, or one of the type, or a file.
-
-    Args:
-        service: Gets it.
-        readable: The content types that it reads.
-    """
+    """Return the options of curl that send an item: an example, or one of the type, or a file."""
     item = next((as_json(example).decode() for example in examples_of(service)), None)
     takes = service.takes.input_type
     if "application/json" not in readable:
@@ -427,9 +395,7 @@ def operations_of(shown: Sequence[ShownRoute], parameters: Sequence[Any], timeou
     """Return the addresses as the paths of an OpenAPI document.
 
     Args:
-        shown: The addresses.
         parameters: The headers that all requests may have.
-        timeout_status: Status of a missed deadline.
     """
     paths: dict[str, Any] = {}
     for protocol, route in shown:
@@ -455,7 +421,7 @@ def _responses(route: ProtocolRoute, timeout_status: int) -> Mapping[str, Any]:
 
 
 def lines_of(shown: Sequence[ShownRoute]) -> Iterator[str]:
-    """Yield what a page for people says: each protocol with its addresses."""
+    """Yield each protocol with its addresses."""
     for name in dict.fromkeys(each.protocol for each in shown):
         routes = [each.route for each in shown if each.protocol == name]
         yield f"protocol {name}:"

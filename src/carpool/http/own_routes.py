@@ -94,11 +94,7 @@ async def stream_response(
 
 
 class _Reading:
-    """Takes one part after the other, and reports silences.
-
-    Args:
-        parts: Where they come from.
-    """
+    """Takes one part after the other, and reports silences."""
 
     def __init__(self, parts: AsyncIterator[Any]) -> None:
         self._parts = parts
@@ -108,9 +104,6 @@ class _Reading:
 
     async def begin(self, leaving: asyncio.Future[BaseException | None] | None) -> bool:
         """Wait for the first result of `next`; raise an error until then.
-
-        Args:
-            leaving: Ends when the client leaves, see `disconnected`.
 
         Returns:
             Whether the client is still there.
@@ -152,7 +145,6 @@ class _Reading:
 
 
 async def _next_of(parts: AsyncIterator[Any]) -> Any:
-    """Return the next part, or `_END`."""
     async for part in parts:
         return part
     return _END

@@ -1,8 +1,7 @@
 """Routes requests to protocols: finds their addresses, runs their items, writes their errors.
 
 `App.admit` comes here with addresses that it does not have itself. From here on the request is one
-as any other: a page if the protocol answers at once, else an exchange with items. The results of
-the items become one response (`SubmittedItems`), or are sent in parts (`SubmittedStreams`).
+as any other: a page if the protocol answers at once, else an exchange with items.
 """
 
 from __future__ import annotations
@@ -74,11 +73,7 @@ class ProtocolRoutes:
 
     Args:
         protocols: In the order in which addresses are given to them.
-        endpoints: The models of the app.
-        responder: Puts errors into HTTP.
         problem: Returns why the app could not answer now; None if it could.
-        is_patient: Whether items wait while the queue is full.
-        root_path: The path that a proxy puts before each address.
 
     Attributes:
         headers: The names of further headers that the protocols read.
@@ -173,18 +168,12 @@ class ProtocolRoutes:
         return [path, below] if self._root and below != path and below.startswith(b"/") else [path]
 
     def _nothing_below(self, protocol: HttpProtocol) -> Refusal:
-        """Return the refusal of an address that a protocol could have, and has not."""
         of_it = [found for methods in self._routes.values() for found in methods.values() if found.protocol is protocol]
         paths = list(dict.fromkeys(found.route.path for found in of_it if not found.route.is_alias))
         return nothing_here(f"The protocol {protocol.name} has", paths)
 
     def ask(self, timeout_s: float, lane: Lane) -> Ask:
-        """Return what is asked of a model by a request to a protocol; which one, its body may say.
-
-        Args:
-            timeout_s: The time that its headers give it.
-            lane: That of the priority in its headers.
-        """
+        """Return what a request to a protocol asks of a model; which one, its body may say."""
         return Ask(
             endpoint=self._endpoints[0],
             responder=self._responder,
@@ -197,7 +186,6 @@ class ProtocolRoutes:
         )
 
     def _answer(self, route: ProtocolRoute, exchange: Exchange) -> None:
-        """Have a protocol answer a request, at once or once its items are done."""
         head = exchange.head
         request = ProtocolRequest(route.path, head.headers, exchange.body, self._problem())
 
@@ -216,8 +204,6 @@ class ProtocolRoutes:
         then: Callable[[T], object],
         refused: Callable[[CarpoolError], object] = lambda error: None,
     ) -> None:
-        """Go on with what is read from a body, in a thread if it is large, or answer the error."""
-
         def refuse(error: CarpoolError) -> HttpResponse:
             refused(error)
             return self._responder.error(exchange.head, error)
@@ -225,7 +211,6 @@ class ProtocolRoutes:
         exchange.read_beside(self._responder, exchange.nbytes, read, then, refuse)
 
     def _called(self, route: ProtocolRoute, request: ProtocolRequest) -> Submission | HttpResponse:
-        """Call a protocol's function, which may be a user's. Raises `CarpoolError` only."""
         try:
             return route.answer(request)
         except CarpoolError:
@@ -298,13 +283,11 @@ def _past_no_border(submission: Submission, model: Endpoint, head: Head) -> Subm
 
 
 def _respond_with_entries(submission: Submission, results: list[Any]) -> HttpResponse:
-    """Have a response made of results that a model has written itself. Raises `ModelError`."""
     wanted = submission.wanted_as
     return submission.respond([each if isinstance(each, ShownError) else as_entry(each, wanted) for each in results])
 
 
 def _fits(route: ProtocolRoute) -> bool:
-    """Report whether an address fits the models."""
     try:
         model = route.model if route.method == "POST" else None
         holds = model is None or model.formats.holds(route.sent_as, route.wanted_as)
@@ -332,11 +315,7 @@ class SubmissionTerms:
     """On which terms the items of a submission are run.
 
     Attributes:
-        model: Gets the items.
-        responder: Puts errors into HTTP.
-        now: The time.
         limit_s: The time that the client gives its request.
-        lane: Of the items.
         patient: Whether they wait while the queue is full.
     """
 
@@ -351,11 +330,6 @@ class SubmissionTerms:
 class SubmittedItems(ExchangeItems):
     """The items of a submission, whose results make one response.
 
-    Args:
-        exchange: Gets the response.
-        submission: The items that the protocol has submitted.
-        terms: On which its items are run.
-
     Raises:
         CarpoolError: An item cannot be sent or weighed.
     """
@@ -368,7 +342,6 @@ class SubmittedItems(ExchangeItems):
         self.items = [self._new_item(value, terms.now + limit_s) for value in submission.items]
 
     def _new_item(self, value: Any, deadline: float) -> ExchangeItem:
-        """Make a request of an item. Raises `CarpoolError`."""
         format, weigher = self._submission.sent_as, self._terms.model.weigher
         if format == OBJECT:
             try:
@@ -393,7 +366,6 @@ class SubmittedItems(ExchangeItems):
         self._exchange.respond_with(self._terms.responder, self.answer_bytes, make, what)
 
     def _responded(self, results: list[Any]) -> HttpResponse:
-        """Return what the protocol makes of the results. Raises `CarpoolError`."""
         try:
             return self._submission.respond(results)
         except BaseException as error:  # a protocol may be the user's
@@ -457,7 +429,6 @@ class SubmittedStreams(SubmittedItems):
         self._end(item)
 
     def _end(self, item: ExchangeItem) -> None:
-        """Write the end of an item's answer, and of all if it is the last one."""
         if self._has_ended or item.index in self._ended:
             return
         self._ended.add(item.index)
@@ -470,7 +441,7 @@ class SubmittedStreams(SubmittedItems):
         self._write(end)
         if close is not None:
             self._has_ended = self._delivery.has_begun = True
-            self._exchange.end_parts(close, is_whole=True)
+            self._exchange.end_parts(close)
 
     def _write(self, data: bytes) -> None:
         if data:
@@ -478,12 +449,11 @@ class SubmittedStreams(SubmittedItems):
             self._exchange.write_part(data)
 
     def _fail(self, error: Exception) -> None:
-        """End the answer with an error, by its status if nothing has been written."""
         self._has_ended = True
         exchange, responder = self._exchange, self._terms.responder
         if self._delivery.has_begun:
             shown = shown_in(responder.plain_error(exchange.head, error))
-            exchange.end_parts(self._writer.error(shown), is_whole=True)
+            exchange.end_parts(self._writer.error(shown))
         else:
             exchange.respond(responder.error(exchange.head, error))
         driver = self._terms.model.driver
@@ -492,7 +462,6 @@ class SubmittedStreams(SubmittedItems):
                 driver.cancel(item)
 
     def _answer(self) -> None:
-        """Answer a submission without items."""
         self._respond(lambda: self._submission.respond([]))
 
 
@@ -500,7 +469,6 @@ def _failure_of(error: BaseException, what: str) -> CarpoolError:
     """Return as what a request fails of which the answer could not be written.
 
     Args:
-        error: The error that was raised.
         what: The code that raised it, as the subject of a sentence.
     """
     if isinstance(error, CarpoolError):

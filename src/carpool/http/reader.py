@@ -1,7 +1,6 @@
 """Reads requests off one connection's bytes. Sans-IO: httptools parses, this file sets the limits.
 
-A body of known, large length is received straight into memory of its own and never passes the
-parser:
+A body of known, large length is received straight into memory of its own:
 
 1. The reader has seen the head and calls `Connection.large_body_started` with the memory to be
    filled.
@@ -65,17 +64,9 @@ class _Ignored(Exception):
 class RequestReader:
     """Reads the requests of one connection.
 
-    Args:
-        state: Has the app, the limits and the memory that connections share.
-        receiver: The connection, which gets every request.
-
     Attributes:
         at_request_start: Whether the next byte is the first of a request, so that a known head may
             be looked up.
-        in_headers: Whether the headers of a request are being received.
-        head: The head of the request whose body is being received; None if there is none.
-        requests: How many requests were begun.
-        held: How many bytes of the present request's body are in memory.
     """
 
     def __init__(self, state: ServerState, receiver: ClientConnection) -> None:
@@ -119,7 +110,6 @@ class RequestReader:
         """Read bytes, and return those that have to wait for their turn.
 
         Args:
-            data: The bytes that came.
             raw_head: The head with which `data` begins, blank line and all, if that is known.
         """
         self.at_request_start = False
@@ -244,7 +234,6 @@ class RequestReader:
             raise _Stop(self._refusal)
 
     def _check_room(self, head: HttpHead) -> None:
-        """Refuse a request if there is no room for one connection more that asks its model."""
         if not self._receiver.has_room_at(head.model):
             head.keep_alive = False
             self._refusal = self._app.refuse(head, too_many_connections())
@@ -287,7 +276,6 @@ class RequestReader:
     # -- bodies and parsing
 
     def _fill(self, data: bytes | memoryview) -> None:
-        """Put bytes that came with a head into the memory of a large body."""
         assert self._large_body is not None
         self._large_body[self.held : self.held + len(data)] = data
         self.large_body_received(len(data))
@@ -362,7 +350,6 @@ class RequestReader:
         return is_known
 
     def _response_to(self, cause: BaseException | None) -> HttpResponse:
-        """Return the answer to a request for which a callback of the parser raised an error."""
         if isinstance(cause, _Stop):
             return cause.response
         if isinstance(cause, CarpoolError):
@@ -388,7 +375,6 @@ class RequestReader:
             raise Refusal(417, "expectation_failed")
 
     def _path(self) -> bytes:
-        """Return the path of the address, without scheme and host (RFC 9112, 3.2.2)."""
         path = self._target.partition(b"?")[0]
         if path.startswith(b"/") or (self._target == b"*" and self._parser.get_method() == b"OPTIONS"):
             return path
@@ -399,7 +385,6 @@ class RequestReader:
         return slash + rest or b"/"
 
     def _expect_body(self, head: HttpHead) -> None:
-        """Make ready to receive the body of an admitted request."""
         if b"expect" in self._headers and not head.is_http_1_0:
             self._receiver.send_continue()
         self._skips_body = self._parser.should_upgrade()

@@ -1,12 +1,9 @@
 """The routes of an app: which function answers a request, by its head, and how models answer.
 
 `HeadAdmission` judges requests by their heads, before their bodies are read. It looks up in the
-table of routes which function answers at a path with a method, and reads off the head what is
-asked of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
+table of routes which function answers at a path with a method, and reads off the head what is asked
+of which model (`Ask`). `PredictRoutes` has the functions at the addresses of models. They are
 called once the body has been received, and make of it requests to the model's driver.
-
-Where a model's `decode` asks for the whole request, the head is packed when it is admitted, so a
-known head brings its packed form along. Requests of other models cost nothing more.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ T = TypeVar("T")
 
 class AppView(ErrorResponder, Protocol):
     """The app as the modules on which it builds see it; there is one kind, `App`, which explains
-    these attributes.
+    these attributes and methods.
     """
 
     endpoints: list[Endpoint]
@@ -85,73 +82,52 @@ class AppView(ErrorResponder, Protocol):
     # -- fronts call these
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether the app was started on another event loop than the running one."""
+    def is_elsewhere(self) -> bool: ...
 
-    async def ensure_started(self, *, anew: bool = False) -> None:
-        """Start the app unless it has been started."""
+    async def ensure_started(self, *, anew: bool = False) -> None: ...
 
-    async def stop(self, drain: bool = True) -> None:
-        """Stop the app."""
+    async def stop(self, drain: bool = True) -> None: ...
 
-    def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a head: return a refusal, or None if the body is to be read."""
+    def admit(self, head: Head) -> HttpResponse | None: ...
 
-    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse:
-        """Return the response to a request that is broken off after its admission, and count it."""
+    def refuse(self, head: Head | None, error: CarpoolError) -> HttpResponse: ...
 
-    def handle(self, exchange: Exchange) -> None:
-        """Answer an admitted exchange whose body has been read."""
+    def handle(self, exchange: Exchange) -> None: ...
 
-    def cancel(self, exchange: Exchange) -> None:
-        """Give up an exchange whose client has left."""
+    def cancel(self, exchange: Exchange) -> None: ...
 
-    def pause(self, exchange: Exchange, is_paused: bool) -> None:
-        """Have no more parts made for a client that does not take them, or go on."""
+    def pause(self, exchange: Exchange, is_paused: bool) -> None: ...
 
     # -- routes and pages call these
 
-    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None:
-        """Return why a request to a model is refused now; None if it is not."""
+    def refusal_of(self, endpoint: ServedModel | None) -> CarpoolError | None: ...
 
     @property
-    def served(self) -> list[Endpoint]:
-        """The services that take requests."""
+    def served(self) -> list[Endpoint]: ...
 
-    def problems(self) -> dict[str, str]:
-        """Return the reasons why services do not answer now, by their names."""
+    def problems(self) -> dict[str, str]: ...
 
-    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None:
-        """Return why no request should be sent to the app now; None if one service would answer."""
+    def unreadiness(self, problems: Mapping[str, str]) -> NotReady | None: ...
 
-    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside the requests, until the app stops."""
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None: ...
 
-    def running_stats(self) -> list[Stats]:
-        """Return the statistics of the services that run."""
+    def running_stats(self) -> list[Stats]: ...
 
-    def protocol_routes(self) -> Sequence[ShownRoute]:
-        """Return the addresses of protocols that fit the models."""
+    def protocol_routes(self) -> Sequence[ShownRoute]: ...
 
     # -- orders to add and remove services call these
 
-    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint:
-        """Make an endpoint of a service. Raises ValueError if the app cannot serve it."""
+    def new_endpoint(self, service: Service, *, is_first: bool) -> Endpoint: ...
 
-    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None:
-        """Raise ValueError if two of these services have one address."""
+    def check_addresses(self, endpoints: Sequence[Endpoint]) -> None: ...
 
-    def serve_at(self, endpoints: Sequence[Endpoint]) -> None:
-        """Answer at the addresses of these services from now on, and of no others."""
+    def serve_at(self, endpoints: Sequence[Endpoint]) -> None: ...
 
 
 class HeadAdmission:
     """Judges requests to the addresses of one table.
 
     Args:
-        app: The app whose addresses they are.
-        models: Answers at the addresses of models.
-        routes: The functions that answer, by path and method.
         access: Who may ask; None if everybody may.
         protocols: Has further addresses; None where there are none.
     """
@@ -172,7 +148,7 @@ class HeadAdmission:
         self._there = what_is_there(routes, app.root_path)
 
     def admit(self, head: Head) -> HttpResponse | None:
-        """Judge a request by its method, address and headers; see `App.admit`."""
+        """See `App.admit`."""
         access, routes = self._access, self._routes
         endpoint: Endpoint | None = None
         try:
@@ -209,13 +185,11 @@ class HeadAdmission:
         return None
 
     def _watched(self, head: Head, route: Handler, access: Access | None) -> Handler:
-        """Return a route that is counted for its caller and noted, where that is asked for."""
         if access is not None and access.keys is not None:
             route = access.counted(head, route)
         return route if self._app.observer is None else self._app.observer.noted(route)
 
     def _admit_to_protocol(self, head: Head, protocols: ProtocolRoutes) -> None:
-        """Judge the rest of a request to an address of a protocol. Raises `CarpoolError`."""
         headers = head.headers
         if content_length(headers) > self._app.max_body_bytes:
             raise too_large(self._app.max_body_bytes)
@@ -230,13 +204,11 @@ class HeadAdmission:
         )
 
     def _check_taken(self, endpoint: Endpoint | None) -> None:
-        """Raise `CarpoolError` if no request to a model is taken now."""
         refusal = self._app.refusal_of(endpoint)
         if refusal is not None:
             raise copy.copy(refusal)  # each raise adds its frames to the traceback of its error
 
     def _check_coding(self, headers: Mapping[bytes, bytes], *, is_bulk: bool = False) -> None:
-        """Raise `CarpoolError` if a body in this coding is not read."""
         coding = headers.get(b"content-encoding", b"identity")
         if coding == b"identity":
             return
@@ -266,7 +238,6 @@ class HeadAdmission:
         )
 
     def _ask(self, head: Head, endpoint: Endpoint, address: Address, *, is_bulk: bool) -> Ask:
-        """Read the wish of a request for a model off its headers."""
         headers, formats = head.headers, address.formats
         self._check_taken(endpoint)
         self._check_coding(headers, is_bulk=is_bulk)
@@ -299,13 +270,11 @@ class HeadAdmission:
 
 
 def count_refusal(endpoint: ServedModel, error: CarpoolError) -> None:
-    """Count a refused request for its model."""
     if endpoint.driver is not None:
         endpoint.driver.refused(error)
 
 
 def _seconds(text: bytes) -> float:
-    """Return `X-Request-Timeout-Ms` in seconds."""
     try:
         milliseconds = float(text) if text.isascii() and b"_" not in text else float("nan")
     except ValueError:
@@ -325,7 +294,6 @@ def _lane_of(endpoint: Endpoint, headers: Mapping[bytes, bytes], usual: Lane) ->
 
 
 def _lane(text: bytes) -> Lane:
-    """Return `X-Request-Priority` as a lane of the queue."""
     if not _PRIORITY.fullmatch(text) or abs(int(text)) > LARGEST_PRIORITY:
         raise InvalidRequest(
             f"X-Request-Priority must be a whole number from -{LARGEST_PRIORITY} to {LARGEST_PRIORITY}"
@@ -344,12 +312,10 @@ Routes = dict[bytes, dict[bytes, Target]]
 
 
 def of_pages(pages: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of pages, which are only read."""
     return {path: {b"GET": (page, None, None), b"HEAD": (page, None, None)} for path, page in pages.items()}
 
 
 def of_orders(orders: Mapping[bytes, Handler]) -> Routes:
-    """Return the entries of the orders that change the server."""
     return {path: {b"POST": (order, None, None)} for path, order in orders.items()}
 
 
@@ -357,8 +323,6 @@ def add_models(routes: Routes, endpoints: Sequence[Endpoint], predict: Handler, 
     """Add the addresses of models to a table.
 
     Args:
-        routes: The table.
-        endpoints: The models.
         predict: Answers where a body is an item.
         predict_list: Answers where a body is a list of items.
 
@@ -377,11 +341,6 @@ def add_options(routes: Routes, for_operators: Routes, root_path: str) -> None:
     """Have each address list its methods, and repeat those for clients below a root path.
 
     The others are nowhere else, so that a rule of a proxy for their paths keeps all of them.
-
-    Args:
-        routes: The table, of addresses for clients.
-        for_operators: Those for the ones who run the server, which are added.
-        root_path: The path that a proxy puts before each address; empty for nothing.
     """
     if root_path:
         routes.update({root_path.encode() + path: methods for path, methods in routes.items()})
@@ -402,13 +361,7 @@ def _tell_methods(*methods: bytes) -> Handler:
 
 
 class WhatIsThere(NamedTuple):
-    """The answer to a client that asked at an address where nothing is.
-
-    Attributes:
-        owner: The owner of other addresses, with the verb.
-        paths: These addresses.
-        more: How the sentence goes on.
-    """
+    """The answer to a client that asked at an address where nothing is."""
 
     owner: str
     paths: list[str]
@@ -442,13 +395,7 @@ def check_root_path(path: str) -> str:
 
 
 class PredictRoutes:
-    """The routes of an app's models.
-
-    Args:
-        app: Words refusals, and counts them.
-        protocols: Runs the items of bodies that are converted here.
-        is_patient: Whether requests wait while the queue is full.
-    """
+    """The routes of an app's models."""
 
     def __init__(self, app: AppView, protocols: ProtocolRoutes, is_patient: bool) -> None:
         self._app = app
@@ -478,7 +425,6 @@ class PredictRoutes:
         driver.submit(exchange)
 
     def _weigh(self, weigher: Weigher, exchange: Exchange) -> None:
-        """Note the size of an item on it, and hand it over then."""
         body = exchange.body
         self._with(
             exchange,
@@ -533,12 +479,10 @@ class PredictRoutes:
         self._with(exchange, listed, submit)
 
     def _with(self, exchange: Exchange, read: Callable[[], T], then: Callable[[T], object]) -> None:
-        """Go on with the content of a body, or refuse the request."""
         head = exchange.head
         exchange.read_beside(self._app, exchange.nbytes, read, then, lambda error: self._app.refuse(head, error))
 
     def predict_bulk(self, exchange: Exchange) -> None:
-        """Have the lines of a body taken as they come, each as an item."""
         ask = exchange.head.ask
         assert ask is not None
         driver, handle = ask.endpoint.driver, ask.endpoint.handle

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import importlib.util
-import inspect
 import logging
 import os
 import threading
@@ -30,7 +29,7 @@ from carpool.service.checks import at_least, nonnegative_seconds, positive, seco
 from carpool.service.elsewhere import Elsewhere
 from carpool.service.join import Join
 from carpool.service.service import Service
-from carpool.service.settings import NAMES, ServerSettings, UsualNumber, with_defaults
+from carpool.service.settings import AnswerSettings, ServerSettings, UsualNumber, with_defaults
 
 try:
     from carpool.http.server import Server
@@ -39,7 +38,6 @@ except ImportError as error:
         f"serving needs a package that is missing ({error.name}): pip install 'carpool[serve]'", name=error.name
     ) from None
 
-_OF_THE_APP = tuple(name for name in NAMES if name in inspect.signature(App).parameters)
 _LARGEST_PORT = 65535
 _MODE_DIGITS = 3
 _LONGEST_S = 30 * 24 * 3600.0  # timers of event loops cannot run for ever
@@ -109,11 +107,6 @@ def serve(*services: Service, **settings: Unpack[ServerSettings]) -> None:
 def new_server(services: Sequence[Service], settings: ServerSettings, on: Elsewhere | None = None) -> Server:
     """Make the server that some settings describe. Nothing is bound or started here.
 
-    Args:
-        services: Those that it serves.
-        settings: Its own; those that are left out have their defaults.
-        on: Where worker processes run; None for what the settings say.
-
     Raises:
         ValueError: A setting is out of range, or everybody could ask at a public address.
         TypeError: JSON and msgpack cannot express a type hint of a service.
@@ -142,10 +135,9 @@ def _new_app(
     on: Elsewhere | None,
     listener: Listener,
 ) -> App:
-    """Make the app that some settings describe. Raises as `new_server` does."""
     chosen: dict[str, Any] = {**settings}
     of_the_app = {
-        **{name: chosen[name] for name in _OF_THE_APP},
+        **{name: chosen[name] for name in AnswerSettings.__annotations__},
         "max_body_bytes": max(1, int(positive("max_body_mb", chosen["max_body_mb"]) * 2**20)),
         "protocols": protocols,
         "join": _join(settings),
@@ -158,14 +150,12 @@ def _new_app(
 
 
 def _new_admin_app(app: App, settings: ServerSettings, listener: Listener) -> AdminApp:
-    """Make the app for those who run the server. Raises as `new_server` does."""
     names = settings["allow_host"] or _usual_names(listener)
     access = new_access(settings["api_keys"], names, settings["cors_origin"], open_readyz=settings["open_readyz"])
     return AdminApp(app, access)
 
 
 def _listener(settings: ServerSettings) -> Listener:
-    """Return where to listen. Raises ValueError or OSError."""
     if settings["socket"] is not None and settings["fd"] is not None:
         raise ValueError("socket and fd are two places to listen: choose one")
     if settings["socket"] is not None:
@@ -176,7 +166,6 @@ def _listener(settings: ServerSettings) -> Listener:
 
 
 def _join(settings: ServerSettings) -> Join | None:
-    """Return where workers join; None if none can. Raises ValueError or OSError."""
     token, certificate, key, authority = (
         settings["join_token"],
         settings["join_cert"],
@@ -191,14 +180,12 @@ def _join(settings: ServerSettings) -> Join | None:
 
 
 def _mode(text: str) -> int:
-    """Return the permissions of a file. Raises ValueError."""
     if len(text) != _MODE_DIGITS or any(c not in "01234567" for c in text):
         raise ValueError(f"socket_mode must be permissions such as 600 or 660, not {text!r}")
     return int(text, 8)
 
 
 def _certificates(settings: ServerSettings) -> Certificates | None:
-    """Return what TLS needs; None where it is not spoken. Raises ValueError or OSError."""
     if settings["tls_cert"] is None:
         for name in ("tls_key", "tls_client_ca"):
             if settings.get(name) is not None:
@@ -231,7 +218,6 @@ def _check_not_open(listener: Listener, access: Access | None, has_client_ca: bo
 
 
 def _limits(settings: ServerSettings) -> Limits:
-    """Return how much one client may take up. Raises ValueError."""
     return Limits(
         connections=at_least("max_connections", settings["max_connections"], 1),
         header_bytes=at_least("max_header_bytes", settings["max_header_bytes"], 256),
@@ -278,13 +264,7 @@ def check_port(port: int, setting: str) -> None:
 
 
 def why_not_bound(error: OSError, settings: ServerSettings, named: Callable[[str], str]) -> str:
-    """Return why a server cannot listen, and what to do about it.
-
-    Args:
-        error: The error that binding raised.
-        settings: Of the server.
-        named: Returns how the user writes a setting.
-    """
+    """Return why a server cannot listen, and what to do about it."""
     host, port = settings["host"], settings["port"]
     if settings["socket"] is not None or settings["fd"] is not None:
         return f"cannot listen: {error.strerror or error}"
@@ -336,7 +316,6 @@ def _loop_is_running() -> bool:
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on uvloop if it is installed, otherwise on asyncio's own loop."""
     fill_standard()
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop

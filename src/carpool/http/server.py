@@ -35,10 +35,7 @@ class _ServedAddress:
     """Where a server listens, and the app that it serves there.
 
     Attributes:
-        listener: Where.
-        app: The app that is served.
         tls: The server's certificate; None where TLS is not spoken.
-        sock: The socket on which it listens, once it is bound.
         state: The state that its connections share, once it accepts any.
         acceptor: Accepts connections.
     """
@@ -51,12 +48,10 @@ class _ServedAddress:
     acceptor: Acceptor | None = None
 
     def bind(self) -> None:
-        """Bind the address. Raises OSError if it is not free."""
         self.sock = self.listener.bind()
         self.sock.setblocking(False)
 
     async def listen(self, limits: Limits) -> None:
-        """Accept connections."""
         assert self.sock is not None
         state = self.state = ServerState(self.app, limits)
         if self.app.access is not None:
@@ -109,21 +104,14 @@ class Server:
     """Serves one app, at one address or with another one for those who run it.
 
     Args:
-        app: The app to serve.
-        host: The address to bind, unless there is a `listener`.
-        port: The port to bind; 0 takes a free one.
-        limits: How much one client may take up.
         listener: Where to listen, in the place of host and port.
-        tls: The server's certificate; None where TLS is not spoken.
         admin: Where those who run the server ask, and what is served there.
 
     Attributes:
-        app: The app that is served.
         listener: Where the server listens.
         admin_listener: Where those who run it ask; None if that is no address of its own.
-        sockets: Those on which the server listens; empty until `bind`.
-        watched: The folder whose source files have the services reloaded when they change; None
-            for none.
+        watched: The folder whose source files have the services reloaded when they change; None for
+            none.
         drain_delay_s: For how long requests are still served after SIGTERM, while `/readyz` says
             already that the server drains.
     """
@@ -158,7 +146,7 @@ class Server:
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """The sockets on which the server listens; empty until `bind`."""
+        """The listening sockets; empty until `bind`."""
         return [served.sock for served in self._addresses if served.sock is not None]
 
     @property
@@ -197,7 +185,6 @@ class Server:
             self._look_at_files()
 
     def _look_at_files(self) -> None:
-        """Read keys and certificates again where they have changed, now and then."""
         if self._tls is not None:
             self._tls.refresh()
         for served in self._addresses:
@@ -223,9 +210,6 @@ class Server:
         After SIGTERM requests are served for `drain_delay_s` more.
 
         SIGHUP has the services load their models anew; see `AsyncHandle.reload`.
-
-        Args:
-            ready: Called when the services have started.
 
         Raises:
             OSError: The address is not free.
@@ -267,7 +251,6 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def _take_signals(self, stopping: asyncio.Event) -> None:
-        """Have signals end the server or reload its services, whoever else has asked for them."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received_signal, number, stopping)
@@ -284,7 +267,6 @@ class Server:
             self._received_signal(signal.SIGHUP, stopping)
 
     def _reload_soon(self) -> None:
-        """Have all services load their models anew, if they have started."""
         if self.app.refusing is not None:
             logger.warning("SIGHUP: nothing is reloaded: %s", self.app.refusing)
             return
@@ -323,14 +305,12 @@ class Server:
         notify_systemd("STOPPING=1")
 
     async def _serve_on(self) -> None:
-        """Go on serving until the delay is over, if there is one."""
         if self._serves_until is not None:
             await asyncio.sleep(self._serves_until - asyncio.get_running_loop().time())
             logger.info("no new requests; finishing those inside")
 
 
 def _has_terminal() -> bool:
-    """Report whether this process has a terminal that controls it."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

@@ -39,11 +39,6 @@ _TEXT_TYPE = b"text/plain; charset=utf-8"
 class StatusPages:
     """The pages about one app.
 
-    Args:
-        app: The app.
-        idle_check_s: After how long without a good answer `/readyz` runs an example.
-        timeout_status: Status of a missed deadline.
-
     Attributes:
         idle_check_s: After how long without a good answer `/readyz` runs an example.
     """
@@ -59,7 +54,6 @@ class StatusPages:
         self._document = None
 
     def livez(self, exchange: Exchange) -> None:
-        """Answer 200, since the process is alive."""
         exchange.respond(HttpResponse(200, b"ok\n", _TEXT_TYPE))
 
     def readyz(self, exchange: Exchange) -> None:
@@ -67,7 +61,6 @@ class StatusPages:
         self._find_problems(self._app.served, partial(self._respond_readiness, exchange))
 
     def ready_page(self, endpoint: Endpoint) -> Handler:
-        """Return the page of the readiness of one model."""
         return lambda exchange: self._find_problems([endpoint], partial(self._respond_model, exchange, endpoint.name))
 
     def _find_problems(self, endpoints: Sequence[Endpoint], then: Callable[[dict[str, str]], None]) -> None:
@@ -115,18 +108,16 @@ class StatusPages:
         exchange.respond(self._app.error(exchange.head, shown))
 
     def _may_see_models(self, exchange: Exchange) -> bool:
-        """Report whether a prober may see the names of models: it has a key, or none is needed."""
         return not self._needs_key or exchange.head.caller != ""
 
     def metrics(self, exchange: Exchange) -> None:
-        """Show the metrics, as Prometheus reads them."""
         try:
             from carpool.engine.observe import prometheus
         except ImportError:
             exchange.respond(self._app.error(exchange.head, Refusal(501, "metrics_unavailable")))
             return
         access, own, accept = self._app.access, self._app.own_metrics, exchange.head.headers.get(b"accept", b"")
-        more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access)]
+        more: list[Any] = [] if access is None else [prometheus.CallerMetrics(access.requests, access.rejected)]
         if (shares := self._app.connection_shares) is not None:
             held = {each.name: shares.held.get(each, 0) for each in self._app.served}
             more.append(prometheus.ConnectionMetrics(held, shares.refused))
@@ -142,7 +133,6 @@ class StatusPages:
         exchange.respond(HttpResponse(200, body, content_type.encode()))
 
     def overview(self, exchange: Exchange) -> None:
-        """Show the models and addresses of the server, in plain text."""
         root = self._app.root_path.encode()
         shown = [
             path
@@ -168,7 +158,6 @@ class StatusPages:
         return self._app.access is not None and self._app.access.keys is not None
 
     def openapi(self, exchange: Exchange) -> None:
-        """Describe the addresses in OpenAPI."""
         if self._document is None:
             document = openapi.document(
                 self._app.served,
@@ -217,15 +206,7 @@ class _Source:
 
 
 class Dashboard:
-    """The dashboard of an app.
-
-    Args:
-        stats: Returns the statistics of the services that run.
-        responder: Puts an error into HTTP.
-
-    Attributes:
-        pages: The functions that answer, by path.
-    """
+    """The dashboard of an app."""
 
     def __init__(self, stats: Callable[[], Sequence[Stats]], responder: ErrorResponder) -> None:
         self._stats = stats
@@ -256,7 +237,6 @@ class Dashboard:
         self._sampler = asyncio.get_running_loop().call_later(EVERY_S, self._sample)
 
     def close(self) -> None:
-        """End the events of all viewers, since the server ends."""
         for timer in (self._timer, self._sampler):
             if timer is not None:
                 timer.cancel()
@@ -264,7 +244,7 @@ class Dashboard:
         viewers = list(self._viewers)
         self._viewers.clear()
         for exchange in viewers:
-            exchange.end_parts(b"", is_whole=True)
+            exchange.end_parts(b"")
 
     def _sample(self) -> None:
         self._past.note(figures(self._stats(), monotonic()))
@@ -277,7 +257,6 @@ class Dashboard:
         exchange.respond(HttpResponse(200, self._past.as_json(), headers=_UNCACHED))
 
     def _events(self, exchange: Exchange) -> None:
-        """Send the figures now, and then each second."""
         if len(self._viewers) >= _MOST_VIEWERS or exchange.head.method != b"GET":
             exchange.respond(HttpResponse(204, b""))
             return
@@ -291,7 +270,6 @@ class Dashboard:
             self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tick)
 
     def _tick(self) -> None:
-        """Send the figures of this second to whoever looks."""
         self._timer = None
         if not self._viewers:
             return
@@ -307,7 +285,6 @@ class Dashboard:
         exchange.tell_part(message)
 
     def _message(self) -> bytes:
-        """Return the figures and the problems."""
         now = figures(self._stats(), monotonic())
         lately, earlier = self._past.before(now["time"]), self._past.before(now["time"], DEATHS_S)
         return as_json({"figures": now, "problems": problems(lately, now, earlier)})
@@ -347,12 +324,7 @@ def pages_at(path: bytes) -> Iterator[tuple[bytes, Callable[[Exchange], None]]]:
 
 
 def _file(name: str) -> Callable[[Exchange], None]:
-    """Return a route that answers with a file."""
-
-    def respond(exchange: Exchange) -> None:
-        exchange.respond(_response(name))
-
-    return respond
+    return lambda exchange: exchange.respond(_response(name))
 
 
 @cache

@@ -39,19 +39,10 @@ class Limits:
         connections: How many may be open at a time. One more is answered 503 and closed, unless it
             asks for `/livez`; from twice as many on the oldest of these are closed without an
             answer. Of several services none can have all (`shares.py`).
-        header_bytes: Size of all header lines of a request.
-        header_fields: How many headers a request may have.
-        target_bytes: Size of a request's address.
-        chunks: How many parts a chunked body may have.
-        pipelined: How many requests of one connection may be in the app at a time.
         body_bytes_in_flight: Size of all bodies that are being received, over all connections;
             twice the largest body if that is more.
         write_buffer_bytes: Size of the answers that may wait for a slow client before its
             connection is no longer read.
-        header_s: Seconds in which a request's head must arrive.
-        body_s: Seconds in which a request's body must arrive.
-        idle_s: Seconds between requests.
-        write_s: Seconds for which a client may take nothing of its answers.
     """
 
     connections: int = 1024
@@ -73,8 +64,6 @@ class HttpHead(Head):
 
     Attributes:
         length: Of the body in bytes, if the head says it; 0 otherwise.
-        keep_alive: Whether the connection stays open after the answer.
-        is_http_1_0: Whether the client speaks HTTP/1.0.
         extra_ok_headers: Lines, made in advance, that a model's whole 200 has beside the usual
             headers; None if it is to take the long way, and not `AnswerWriter.answer_now`.
         brings_id: Whether the client has given its request an id that is fit.
@@ -110,7 +99,8 @@ class HttpHead(Head):
 
 
 class ClientConnection(Protocol):
-    """A connection as its parts and its server see it; there is one kind, `Connection`.
+    """A connection as its parts and its server see it; there is one kind, `Connection`, which
+    explains these methods.
 
     Attributes:
         ignoring_input: Whether everything that still comes is thrown away.
@@ -124,107 +114,80 @@ class ClientConnection(Protocol):
     counted_for: ServedModel | None
 
     @property
-    def requests(self) -> int:
-        """How many requests were begun."""
+    def requests(self) -> int: ...
 
     @property
-    def room(self) -> int:
-        """How many more requests may be read for now."""
+    def room(self) -> int: ...
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether no request is owed an answer, half received, or waiting to be read."""
+    def is_quiet(self) -> bool: ...
 
     @property
-    def unsent(self) -> int:
-        """How many bytes wait for the client."""
+    def unsent(self) -> int: ...
 
     # -- its reader calls these
 
-    def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool:
-        """Count it for the model that it asks now, and report whether there is room."""
+    def has_room_at(self, model: ServedModel | None, owed: int = 0) -> bool: ...
 
-    def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None:
-        """Take a whole request, and the response if the app refused its head."""
+    def request_received(self, head: HttpHead, body: bytes | bytearray, refusal: HttpResponse | None) -> None: ...
 
-    def large_body_started(self, memory: memoryview) -> None:
-        """Receive the next bytes into `memory`, and call `large_body_received` for it."""
+    def large_body_started(self, memory: memoryview) -> None: ...
 
-    def refuse(self, response: HttpResponse) -> None:
-        """Answer the present request with `response`, and read no further."""
+    def refuse(self, response: HttpResponse) -> None: ...
 
-    def bulk_started(self, head: HttpHead) -> None:
-        """Take a bulk request, whose body is handed on piece by piece as it comes."""
+    def bulk_started(self, head: HttpHead) -> None: ...
 
-    def bulk_received(self, data: bytes) -> None:
-        """Take a piece of the body of the bulk request."""
+    def bulk_received(self, data: bytes) -> None: ...
 
-    def bulk_ended(self) -> None:
-        """Take note that the body of the bulk request is complete."""
+    def bulk_ended(self) -> None: ...
 
-    def send_continue(self) -> None:
-        """Send a 100 (Continue) to a client that waits for it before it sends its body."""
+    def send_continue(self) -> None: ...
+
+    # -- its exchanges call these
+
+    def flush(self) -> None: ...
 
     # -- its bulk requests call these
 
-    def want_more(self) -> None:
-        """Read on, as there is room for more of a bulk request."""
+    def want_more(self) -> None: ...
 
-    def hold(self, exchange: Body, nbytes: int) -> None:
-        """Count how many bytes of the body of a bulk request are in memory."""
+    def hold(self, exchange: Body, nbytes: int) -> None: ...
 
-    def break_off_as_slow(self, exchange: Exchange) -> None:
-        """End a bulk request that comes too slowly."""
+    def break_off_as_slow(self, exchange: Exchange) -> None: ...
 
-    def leave_body_unread(self) -> None:
-        """Read nothing more of the body of a bulk request, whose end cannot be found."""
+    def leave_body_unread(self) -> None: ...
 
     # -- its timers call these
 
-    def received_too_slowly(self) -> None:
-        """Refuse the request that is half received."""
+    def received_too_slowly(self) -> None: ...
 
-    def probe(self, is_first: bool) -> bool:
-        """Find out whether the client is still there; return whether to try again."""
+    def probe(self, is_first: bool) -> bool: ...
 
-    def close(self) -> None:
-        """Close once everything has been written."""
+    def close(self) -> None: ...
 
-    def abort(self) -> None:
-        """Close now, although some bytes may not have been written."""
+    def abort(self) -> None: ...
 
     # -- its server calls these
 
-    def turn_has_come(self) -> None:
-        """Ask for the page for which the connection has waited."""
+    def turn_has_come(self) -> None: ...
 
-    def write_gathered(self) -> None:
-        """Write the parts that have come in this turn of the loop."""
+    def write_gathered(self) -> None: ...
 
-    def drain(self) -> None:
-        """Close as soon as no answer is owed."""
+    def drain(self) -> None: ...
 
 
 class ServerState:
     """The state that all connections of one server share.
 
-    Args:
-        app: Answers the requests.
-        limits: Of each connection.
-
     Attributes:
-        connections: Those that are open.
         ending: Those of them that have had their last answer, and are open only so that it arrives.
         beyond: Those for which there is no room, and which have not been answered yet.
-        shares: How many of the others each service has.
         kept_headers: The headers of a request that are not thrown away.
         heads: Recent heads by their exact bytes. Clients repeat their heads and equal bytes mean
             the same, so most requests need no parsing at all.
         ok_prefixes: By content type, a good answer up to the number in its id, for the present
             second.
-        next_number: Returns the number in the next id.
         memory: Holds large bodies.
-        bodies: The account of the bodies that are being received.
         livez: The addresses that are answered although there is no room.
         is_draining: Whether connections are to be closed after the answers that are owed.
         long_page_written: Whether a long page was written in this turn of the loop. That takes
@@ -273,7 +236,6 @@ class ServerState:
             connection.counted_for = None  # there may be no room any more for its next request
 
     def _divide(self) -> None:
-        """Guarantee each service its part of the connections and of the bytes of bodies."""
         self.shares.divide(self.app.shares)
         self.bodies.divide(self.app.shares)
 
@@ -328,7 +290,6 @@ class ServerState:
         self._refusal_log.has_stopped = True
 
     async def empty(self) -> None:
-        """Wait until the last connection is closed."""
         if self.connections:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
@@ -366,7 +327,6 @@ class ServerState:
         self.shares.give_back(connection)
 
     def remove(self, connection: ClientConnection) -> None:
-        """Note that a connection is closed."""
         self.connections.discard(connection)
         self.ending.pop(connection, None)
         self.beyond.pop(connection, None)

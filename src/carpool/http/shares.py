@@ -4,26 +4,22 @@ Half of it is guaranteed, to each service in proportion to its `share=`. The oth
 whichever service needs it first, and what is guaranteed to others is left for them. A service that
 is alone may have everything.
 
-`ConnectionShares` counts connections in this way. `Bodies` counts bytes of bodies.
-
 Connections count for the service that they asked last, not for the one whose answer they wait for.
 So a request of a counted connection costs one comparison (`Connection.counted_for`), an answer
-costs nothing, and idle connections count. A service whose count is full is refused at the head of
-the request. Evicting waiting requests was rejected: anyone who opens connections could throw out
-others' requests. Connections that end take no room (`ServerState.ending`), or refused clients that
-come again would take the place of those for whom it was kept.
+costs nothing, and idle connections count. Evicting waiting requests was rejected: anyone who opens
+connections could throw out others' requests. Connections that end take no room
+(`ServerState.ending`), or refused clients that come again would take the place of those for whom it
+was kept.
 
 `Bodies` limits the memory of bodies that are being received. Bytes count when they come, not
 before. Each connection has a share that no other can take from it. What is left beyond the shares
 goes to whichever connection needs it first. When the memory is full, one of the bodies over their
-share is ended: the one of which the smallest part came lately. So clients that send heads and no
-bodies take nothing from others, and a client that fills the memory and then pauses makes room as
-soon as others need it.
+share is ended: the one of which the smallest part came lately.
 
 Where there are several services, the shares of connections are half of the memory, and the other
 half is guaranteed to the services: no body of a service is ended as long as those over their share
-are not more than what is guaranteed to it (`shares.py`). So there is always one to end: if neither
-rule left any, all bodies would fit.
+are not more than what is guaranteed to it. So there is always one to end: if neither rule left any,
+all bodies would fit.
 
 The smallest part, with bytes that count half after a quarter of a second, distinguishes an upload
 that stalls or trickles from one that is merely large or has just begun. Bytes are added up by
@@ -63,13 +59,9 @@ class ConnectionShares:
     A connection of which no head has come counts for none, and neither does one that has asked for
     pages only.
 
-    Args:
-        total: How many connections there may be.
-
     Attributes:
         held: How many each service has; those that have none are left out.
         guaranteed: How many are guaranteed to each.
-        refused: How many connections have been refused, since there was no room for them.
     """
 
     def __init__(self, total: int) -> None:
@@ -147,11 +139,6 @@ class Body(Protocol):
 class Bodies:
     """The bodies that one server is receiving, and the limit that they share.
 
-    Args:
-        limit: Bytes of all bodies together.
-        connections: How many bodies there may be.
-        clock: Monotonic seconds.
-
     Attributes:
         share: Bytes of one body that are always let in.
         guaranteed: Bytes of bodies over their share of which none is ended, by service.
@@ -222,7 +209,6 @@ class Bodies:
         return [body for body in self._large if held[body.service] > self.guaranteed.get(body.service, 0)]
 
     def _rank(self, body: Body) -> tuple[float, int]:
-        """Return which part of a body came lately; of equal ones the largest ranks first."""
         return self._lately(body) / body.held, -body.held
 
     def _lately(self, body: Body) -> float:

@@ -81,20 +81,13 @@ BY_TYPE: Final = {framing.content_type: framing for framing in (SSE, NDJSON)}
 class Delivery:
     """How far an answer in parts has come on its way to an HTTP client.
 
-    How far the model has come with it says the `Stream` of the request; an answer that consists of
-    several requests, or of none, has no stream of its own.
-
-    Args:
-        asked_at: When the request was made.
-
     Attributes:
-        has_begun: Whether a part has been sent, or the head written: no status can report a
-            failure any more.
-        is_head_written: Whether the response has begun on the connection.
+        has_begun: Whether a part has been sent, or the head written: no status can report a failure
+            any more.
         held: Pieces that wait for the answers before it, or for a slow client.
         unread: How much that is.
         written_at: When a part was written by itself last, else when the request was made; see
-            `Stream.heard` for those that were written as they came.
+            `Stream.part_at` for those that were written as they came.
         unwatch: Called once nobody has to look for silences any more.
     """
 
@@ -114,7 +107,6 @@ class Delivery:
         return self.unread.add(len(data))
 
     def take_held(self) -> bytes:
-        """Return all that is held, which can be written now."""
         data = b"".join(self.held)
         self.held.clear()
         self.unread.take_all()
@@ -122,5 +114,4 @@ class Delivery:
 
 
 def framed(framing: Framing, part: Any) -> bytes:
-    """Return a part as it is written."""
     return framing.part % (part,)

@@ -14,10 +14,9 @@ The times are in `Limits`. There are five timers:
   arrives before the connection is reset; then the connection is cut off.
 * *probing* runs once the client has ended its side and is still owed answers: it may be gone.
 
-A timer that comes late says that this process has stood still, since it or its machine was stopped,
-or did something else for so long. The client is not to blame for that, and what it has sent
-meanwhile lies unread, as a loop may call its timers before it looks at its sockets. So idle,
-receiving and writing look again a moment later.
+A timer that comes late says that this process has stood still. The client is not to blame for that,
+and what it has sent meanwhile lies unread, as a loop may call its timers before it looks at its
+sockets. So idle, receiving and writing look again a moment later.
 """
 
 from __future__ import annotations
@@ -38,11 +37,6 @@ _CATCH_UP_S = 0.1  # in which the bytes that have come meanwhile are read
 
 class Timers:
     """The timers of one connection.
-
-    Args:
-        connection: The connection that is timed.
-        reader: Reads the requests of the connection.
-        limits: How long everything may take.
 
     Attributes:
         receiving: The timer of that name, if it runs.
@@ -106,7 +100,7 @@ class Timers:
     # -- receiving
 
     def bytes_received(self) -> None:
-        """Start, restart or cancel the timer, depending on how far the reader has come."""
+        """Set the timer by how far the reader has come."""
         requests, timer = self._connection.requests, self.receiving
         if self._reader.is_idle:
             if timer is not None and requests:

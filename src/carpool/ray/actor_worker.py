@@ -2,17 +2,14 @@
 
 Its life:
 
-1. An actor is asked for, in the thread for errands, since that may block. While the cluster has no
-   room for it, it is pending: that is the demand by which Ray's autoscaler adds nodes. If there
-   is room and it does not come, Ray may have placed it on a node that is silent, which Ray finds
-   out after a minute; then another one is asked for, on nodes from which messages came.
+1. An actor is asked for, in the thread for errands. While the cluster has no room for it, it is
+   pending: by that demand Ray's autoscaler adds nodes. If there is room and it does not come, Ray
+   may have placed it on a silent node; then another one is asked for, on nodes from which messages
+   came.
 2. The actor connects to the gate with a token of its own. From then on the worker is a
-   `JoinedWorker`, and is lost when its connection ends.
+   `JoinedWorker`, and is lost when its connection ends. An actor dies with its last handle.
 3. Ray's word that the actor, or its node, has died ends it as well, whichever comes first. A node
    that sends nothing is a suspect (`session.py`).
-
-The handle of the actor and the reference of its call are kept until then: an actor dies with its
-last handle.
 """
 
 from __future__ import annotations
@@ -53,10 +50,6 @@ class ActorWorker:
     """One worker on a cluster; see `Worker` in drive/worker.py.
 
     Args:
-        session: The connection to the cluster.
-        launch: How to start the worker.
-        place: Its position in the stage.
-        on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when it has ended.
         sink: Not used, as what an actor prints is Ray's.
 
@@ -106,17 +99,14 @@ class ActorWorker:
 
     @property
     def broke_protocol(self) -> bool:
-        """Whether it has broken the rules of the protocol."""
         return self._joined is not None and self._joined.broke_protocol
 
     @property
     def fell_silent(self) -> bool:
-        """Whether it was lost since its node fell silent."""
         return self._joined is not None and self._joined.fell_silent
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return "" if self._joined is None else self._joined.where
 
     @property
@@ -126,16 +116,13 @@ class ActorWorker:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch that it was sent last."""
         return self._joined is not None and self._joined.has_unread_batch
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         if self._joined is not None:
             self._joined.close_input()
 
     def catch_up(self) -> bool:
-        """Read the frames that it has sent already, and report whether there was anything."""
         return self._joined is not None and self._joined.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
@@ -143,10 +130,6 @@ class ActorWorker:
 
         If Ray does not report then that the actor is dead, its whole node may hang, and is a
         suspect.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
         """
         self._ended_because = self._ended_because or why
         if self._joined is not None:
@@ -164,7 +147,6 @@ class ActorWorker:
         self._loop.call_soon(self._end, "it was killed by the service")
 
     def abandon(self) -> None:
-        """Kill its actor without the loop, which ends or has ended."""
         self._forget_ticket()
         if self._joined is not None:
             self._joined.abandon()
@@ -173,13 +155,11 @@ class ActorWorker:
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until it is gone."""
         await asyncio.shield(self._ended)
 
     # -- from the actor that is asked for to the worker that is there
 
     def _ask(self) -> None:
-        """Ask the cluster for an actor."""
         self._ticket, token = secrets.token_hex(8), secrets.token_bytes(_TOKEN_BYTES)
         self._avoids, self._asked_at = False, self._loop.time()
         self._times_asked += 1
@@ -237,7 +217,6 @@ class ActorWorker:
         return min(patience_s, _MOST_PATIENCE_S)
 
     def _found_room(self, ticket: str, has_room: bool) -> None:
-        """Ask for another actor, if there is room for one."""
         if has_room and ticket == self._ticket and self._joined is None and not self._ended.done():
             text = "worker %s is asked for once more: the cluster has room for it, and it has not come"
             about = {"model": self._session.service, "stage": self._launch.setup.stage, "worker": self._name}
@@ -250,7 +229,6 @@ class ActorWorker:
         self._ask()
 
     def _connected(self, sock: socket.socket, hello: Hello) -> None:
-        """Go on with a connection that the actor has opened."""
         self._forget_ticket()
         self._node = hello.node
         self._session.connected(self._launch.setup.stage, hello.node, self._loop.time() - self._asked_at)
@@ -270,13 +248,11 @@ class ActorWorker:
     # -- its end
 
     def _disconnected(self, why: str) -> None:
-        """Take note that its connection has ended."""
         if self.fell_silent:
             self._session.suspect(self._node)
         self._end(why)
 
     def _died(self, ticket: str, future: Any) -> None:
-        """Take note that the actor's call has ended, which Ray reports."""
         if ticket != self._ticket or self._ended.done():
             return
         error = None if future.cancelled() else future.exception()
@@ -295,7 +271,6 @@ class ActorWorker:
         self._end("it could not be killed")
 
     def _end(self, why: str) -> None:
-        """Let go of the actor, and report that the worker is lost."""
         if self._ended.done():
             return
         self._ended.set_result(None)
@@ -323,7 +298,6 @@ def _drop(frame: Frame) -> None:
 
 
 def _refusal(hello: Hello) -> str:
-    """Return why an actor is not taken for a worker; empty if it is."""
     if hello.version == __version__:
         return ""
     return f"the coordinator has carpool {__version__}, and the node {hello.version}: install the same version on both"

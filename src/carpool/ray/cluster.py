@@ -152,7 +152,6 @@ class Cluster:
             raise
 
     def _needs(self, stage: Stage, service: str) -> dict[str, Any]:
-        """Return the needs of an actor of a stage, in Ray's words."""
         if stage.run_in == "process" and (stage.cpus is not None or stage.devices is not None):
             text = "stage %s: on Ray no worker is tied to cores or devices of a machine, so cpus= and devices= only say"
             text += " how much it needs; needs= says that in Ray's words"
@@ -160,7 +159,6 @@ class Cluster:
         return options_of(stage, self.stages.get(stage.name, {}))
 
     def _connect(self) -> None:
-        """Connect this process to the cluster, unless it is connected. Raises the errors of Ray."""
         global _sessions, _has_begun_ray
         with _lock:
             if not ray.is_initialized():
@@ -230,7 +228,6 @@ def with_changes(stage: Stage, values: Mapping[str, Any]) -> Stage:
 
 
 def _ports(ports: Any) -> tuple[int, int]:
-    """Return a range of ports. Raises ValueError."""
     try:
         first, last = ports
     except (TypeError, ValueError):

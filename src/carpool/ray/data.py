@@ -85,9 +85,7 @@ class StageScorer:
     """An actor of a dataset: it runs one stage for the rows that it is given.
 
     Args:
-        stage: The stage, as it runs there.
         column: The column of its items; None for whole rows.
-        output: The column for the answers.
         errors: The column for errors; None to raise them.
     """
 
@@ -154,7 +152,6 @@ def _as_received(stage: Stage) -> Stage:
 
 
 def _items(rows: Rows, column: str | None) -> list[Any]:
-    """Return the items of some rows. Raises ValueError if there is no such column."""
     if column is None:
         columns = [_values(each) for each in rows.values()]
         return [dict(zip(rows, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -170,5 +167,4 @@ def _values(column: Any) -> list[Any]:
 
 
 def _errors_in(rows: Rows, errors: str, n: int) -> list[str]:
-    """Return for each row the error of an earlier stage; empty if there is none."""
     return list(map(str, rows[errors])) if errors in rows else [""] * n

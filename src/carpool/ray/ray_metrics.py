@@ -77,12 +77,10 @@ class RayMetrics:
         self._show("carpool_worker_info", placed)
 
     def end(self) -> None:
-        """Set all gauges to 0, since the service is closed."""
         for name in self._shown:
             self._show(name, [])
 
     def _count(self, name: str, total: float, tags: Tags) -> None:
-        """Add the increase since the last time to a counter."""
         key = (name, *tags.values())
         more = total - self._counted.get(key, 0)
         if more > 0:
@@ -116,7 +114,7 @@ _GAUGES = {
 
 @functools.cache
 def metric(name: str) -> Any:
-    """Return one of the metrics, which all services of this process share."""
+    """Return a metric of this process."""
     if name in _COUNTERS:
         return Counter(name, *_COUNTERS[name])
     return Gauge(name, *_GAUGES[name])

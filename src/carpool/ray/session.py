@@ -3,10 +3,6 @@
 Calls of Ray that may block (asking for an actor, killing one, asking what the cluster has) are
 errands: a thread of its own does them one after the other, so that the loop never waits for a
 cluster of which the head is gone.
-
-`Suspects` lists the nodes that fell silent. Ray takes a minute to notice that a node is gone, and
-would place the successor of a lost worker on the same node until then. So for a while no worker is
-placed there.
 """
 
 from __future__ import annotations
@@ -46,10 +42,6 @@ class ActorOrder(NamedTuple):
     """An actor that is asked for.
 
     Attributes:
-        launch: How to start its worker.
-        place: The worker's position in its stage.
-        ticket: By which it says who it is.
-        token: With which it proves that, once.
         on_proven_node: Whether it is to be on a node whose workers have answered.
     """
 
@@ -91,7 +83,6 @@ class Session:
     """The connection of one running service to a cluster, on the running loop; see `Site`.
 
     Args:
-        service: The name of the service.
         terms: The demands of its workers on the cluster.
         ports: The first and the last port that its gate may have; None for any.
         silence_s: For how long a node may be silent.
@@ -99,10 +90,7 @@ class Session:
         has_ended: Called once it has been closed, in the thread for errands.
 
     Attributes:
-        hire: Makes a worker; it is called like `WorkerProcess`.
-        service: The name of the service.
         gate: Where its actors connect.
-        clock: The clock by which its deadlines are.
         fastest_s: By stage, the shortest time that an actor has taken to connect.
 
     Raises:
@@ -197,7 +185,6 @@ class Session:
         self._errands.put(ask)
 
     def kill(self, actor: Any) -> None:
-        """Kill an actor, if there is one."""
         if actor is not None:
             self._errands.put(lambda: _kill(actor))
 
@@ -207,7 +194,7 @@ class Session:
             self._loop.call_soon_threadsafe(act, *arguments)
 
     def suspect(self, node: str) -> None:
-        """Place no worker on a node for a while, since it is silent."""
+        """Place no worker on a silent node for a while."""
         text = "nothing is heard of node %s: no worker is placed there for %g s if there is another node"
         logger.warning(text, node, SUSPECT_S, extra={"model": self.service})
         self._suspects.add(self.clock(), node)
@@ -312,7 +299,6 @@ def _kill(actor: Any) -> None:
 
 
 def _listen(gate: Gate, host: str, ports: tuple[int, int] | None) -> JoinAddress:
-    """Open a gate at the first port that is free; return its address. Raises OSError."""
     first, last = ports or (0, 0)
     for port in range(first, last + 1):
         try:

@@ -30,13 +30,9 @@ class WayHome(NamedTuple):
 
     Attributes:
         host: The address of the coordinator's node.
-        port: The port of its gate.
         path: The Unix socket of its gate, for actors on the same node.
         node: The id of the coordinator's node.
-        service: The name of the service.
-        stage: The name of the stage.
         ticket: Which token is the actor's.
-        token: Its proof, which is good once.
     """
 
     host: str
@@ -82,7 +78,6 @@ class Shell:
         return "its connection has ended"
 
     def _connected(self, home: WayHome) -> socket.socket:
-        """Return a connection to the service; a Unix socket, if that is on this node."""
         here = ray.get_runtime_context()
         device = ",".join(map(str, ray.get_gpu_ids())) or os.environ.get(VISIBLE_DEVICES, "")
         me = Hello(

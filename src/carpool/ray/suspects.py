@@ -24,12 +24,10 @@ class Suspects:
         self._last_seen: dict[str, float] = {}  # when the last connection of a node ended
 
     def add(self, now: float, node: str) -> None:
-        """Note that a node has fallen silent."""
         if node:
             self._until[node] = now + SUSPECT_S
 
     def connected(self, node: str) -> None:
-        """Note that a worker on a node has connected."""
         self._workers[node] += 1
 
     def disconnected(self, now: float, node: str) -> None:

@@ -70,9 +70,6 @@ class Assembly:
     """The parts of one run of a service.
 
     Attributes:
-        driver: Drives the core, and holds its statistics.
-        pools: The workers of each stage, first to last.
-        guard: Ends the worker processes if this process is killed; None if there are none.
         changes: Has workers come and go as the user says.
         upkeep: Has workers come and go as the load and their state ask for it.
     """
@@ -88,10 +85,7 @@ def assemble(service: Declaration, journal: Journal | None, output: LineSink, si
     """Make the parts of a service for the running loop. Nothing is started here.
 
     Args:
-        service: The service that is to run.
         journal: Records what happens to each request; None to record nothing.
-        output: Takes each line that a worker prints.
-        site: Where worker processes run; None for this machine.
 
     Raises:
         StartupError: A stage asks for a device that this process does not see.
@@ -146,13 +140,6 @@ def _pool_class(stage: Stage) -> type[WorkerPool]:
 
 
 def _crew(service: Declaration, stage: Stage, has_keys: bool) -> Crew:
-    """Return the batcher or stepper that gives a stage's requests to its workers.
-
-    Args:
-        service: The service.
-        stage: The stage.
-        has_keys: Whether stages of the service have keys, which do not count for others.
-    """
     if stage.traits.in_parts:
         return _stepper(service, stage, has_keys)
     weigher = weigher_of(stage, has_keys)
@@ -175,7 +162,6 @@ def _crew(service: Declaration, stage: Stage, has_keys: bool) -> Crew:
 
 
 def _levels(stage: Stage) -> LevelsOf | None:
-    """Return how the stage's requests are sorted; None where neither lengths nor keys matter."""
     if stage.length is None:
         return None if stage.key is None else BY_KEY
     return BY_LENGTH if stage.allowed_lengths is None else by_allowed_lengths(stage.allowed_lengths)
@@ -208,11 +194,8 @@ def launch(
     """Return the launch of the workers of one stage.
 
     Args:
-        service: The service.
         index: The position of the stage in the service.
-        guard: The guard of the service's worker processes; None if it has none.
         usable_cores: How many cores there are for all workers together.
-        site: Where worker processes run; None for this machine.
     """
     stage = service.stages[index]
     in_processes = stage.run_in == "process"
@@ -268,12 +251,10 @@ def _setup(
 
 
 def _is_sent(stage: Stage) -> bool:
-    """Report whether workers are started that must find the model; others have it already."""
     return stage.run_in == "process" and stage.most_workers > 0
 
 
 def _allowed_sizes(stage: Stage) -> tuple[int, ...] | None:
-    """Return the numbers of items that the model is called with; None for any number."""
     sizes = None if stage.traits.in_parts else stage.new_policy().allowed_batch_sizes
     return tuple(sizes) if sizes else None
 
@@ -303,17 +284,14 @@ def _environments(
 
 
 def _environments_of(service: Declaration, cores: int, stage: int, all_workers: int) -> tuple[Mapping[str, str], ...]:
-    """Return the variables that each worker of a stage gets where there are so many workers."""
     return _environments(service, service.stages[stage], cores, all_workers)
 
 
 def _processes_of(service: Declaration) -> list[int]:
-    """Return how many worker processes each stage is declared to have."""
     return [stage.most_workers if stage.run_in == "process" else 0 for stage in service.stages]
 
 
 def _named(stage: Stage, variables: Sequence[Mapping[str, str]]) -> tuple[Mapping[str, str], ...]:
-    """Return the variables of each worker, and those that say which one it is."""
     count = {COUNT_VARIABLE: str(stage.most_workers)}
     return tuple({**each, INDEX_VARIABLE: str(place), **count} for place, each in enumerate(variables))
 
@@ -341,9 +319,8 @@ _SHARES = (4, 2, 1)  # warm up with a quarter, half and all of a full batch, bes
 def warm_up_sizes(stage: Stage) -> dict[int, int]:
     """Return the numbers of examples to run at a time, rising, each with the sum of their sizes.
 
-    The examples are taken in turn, so that any number can be had. The numbers are those of one
-    example and of a quarter, half and all of a full batch, or the stage's allowed batch sizes.
-    There are none if the model has no examples or answers in parts, or the stage has no batches.
+    They are one, a quarter, half and all of a full batch, or the stage's allowed batch sizes. There
+    are none if the model has no examples or answers in parts, or the stage has no batches.
 
     Raises:
         StartupError: An example cannot be weighed.
@@ -409,7 +386,6 @@ def _weighed(stage: Stage, targets: list[int]) -> dict[int, int]:
 
 
 def _of_each_example(stage: Stage, measure: Callable[[Any], int], trouble: str) -> list[int]:
-    """Measure each example of a stage. Raises StartupError if one cannot be measured."""
     measures = []
     for i, example in enumerate(stage.traits.examples, 1):
         try:

@@ -8,9 +8,6 @@ Name, type, default and check of a setting stand on one line of its class:
 
     max_rows: int | None = setting(None, optional_count)
     cpus: Setting[Sequence[int] | None, tuple[int, ...] | None] = setting(None, as_cores)
-
-The class is a frozen dataclass, whose `__init__` is made of these lines, and its docstring has them
-under `Args`. Its `__post_init__` calls `keep_checked`.
 """
 
 from __future__ import annotations
@@ -49,12 +46,10 @@ def at_least(name: str, value: Any, least: int) -> int:
 
 
 def positive_count(name: str, value: Any) -> int:
-    """Return a whole number from 1 on. Raises ValueError."""
     return at_least(name, value, 1)
 
 
 def optional_count(name: str, value: Any) -> int | None:
-    """Return a whole number from 1 on, or None if none is given. Raises ValueError."""
     return None if value is None else at_least(name, value, 1)
 
 
@@ -72,14 +67,12 @@ def numbers_of_workers(value: Any, least: int = 1) -> int | tuple[int, int]:
 
 
 def _at_most_workers(workers: int) -> int:
-    """Return a number of workers that a stage may have. Raises ValueError."""
     if workers > MOST_WORKERS:
         raise ValueError(f"workers={workers} is more than the {MOST_WORKERS:,} that a stage may have")
     return workers
 
 
 def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
-    """Refuse a range of workers for a model that answers in parts. Raises ValueError."""
     if isinstance(workers, tuple) and traits.in_parts:
         raise ValueError(
             f"workers={workers!r} has the number of workers follow the load by what batches cost, and {traits.name}"
@@ -88,29 +81,16 @@ def check_range(workers: int | tuple[int, int], traits: Traits) -> None:
 
 
 def optional_mib(name: str, value: Any) -> float | None:
-    """Return an amount of memory in MiB, or None if none is given. Raises ValueError."""
-    if value is None:
-        return None
-    number = _number(value)
-    if number is None or not 0 < number < inf:
-        raise ValueError(f"{name} must be a positive number of MiB, not {value!r}")
-    return number
+    return None if value is None else _amount(name, value, "a positive number of MiB", lambda n: 0 < n < inf)
 
 
 def positive(name: str, value: Any) -> float:
-    """Return a positive, finite number. Raises ValueError."""
-    number = _number(value)
-    if number is None or not 0 < number < inf:
-        raise ValueError(f"{name} must be a positive number, not {value!r}")
-    return number
+    return _amount(name, value, "a positive number", lambda n: 0 < n < inf)
 
 
 def seconds(name: str, value: Any) -> float:
     """Return a positive duration; infinity means no limit. Raises ValueError."""
-    number = _number(value)
-    if number is None or not number > 0:
-        raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
-    return number
+    return _amount(name, value, "a positive number of seconds", lambda n: n > 0)
 
 
 def when_full_waits(value: Any) -> bool:
@@ -141,21 +121,11 @@ def optional_finite_seconds(name: str, value: Any) -> float | None:
 
 
 def nonnegative_seconds(name: str, value: Any) -> float:
-    """Return a duration that may be 0. Raises ValueError."""
-    number = _number(value)
-    if number is None or not number >= 0:
-        raise ValueError(f"{name} must be 0 or more seconds, not {value!r}")
-    return number
+    return _amount(name, value, "0 or more seconds", lambda n: n >= 0)
 
 
 def optional_delay(name: str, value: Any) -> float | None:
-    """Return a finite duration that may be 0, or None if none is given. Raises ValueError."""
-    if value is None:
-        return None
-    number = _number(value)
-    if number is None or not 0 <= number < inf:
-        raise ValueError(f"{name} must be 0 or more seconds, and finite, not {value!r}")
-    return number
+    return None if value is None else _amount(name, value, "0 or more seconds, and finite", lambda n: 0 <= n < inf)
 
 
 def flag(name: str, value: Any) -> bool:
@@ -166,7 +136,6 @@ def flag(name: str, value: Any) -> bool:
 
 
 def optional_flag(name: str, value: Any) -> bool | None:
-    """Return True or False, or None if none is given. Raises TypeError."""
     return None if value is None else flag(name, value)
 
 
@@ -239,7 +208,6 @@ def count_environments(value: Any) -> int | None:
 
 
 def _environment(name: str, value: Any) -> dict[str, str]:
-    """Return environment variables as the system takes them. Raises TypeError or ValueError."""
     env = mapping(name, value)
     for key, content in env.items():
         if not isinstance(content, str):
@@ -267,7 +235,6 @@ def valid_priority(priority: Any) -> int:
 
 
 def optional_cores(name: str, value: Any) -> Cores | None:
-    """Return the cores of a coordinator, or None if none are given. Raises ValueError."""
     return None if value is None else parse_cores(value)
 
 
@@ -276,9 +243,6 @@ def rising(example: str) -> Callable[[str, Any], tuple[int, ...] | None]:
 
     It raises ValueError where there are none, they do not rise, or one is not a whole number from 1
     on, and TypeError where they are not a list.
-
-    Args:
-        example: Numbers that would be right, for the error text.
     """
 
     def check(name: str, values: Any) -> tuple[int, ...] | None:
@@ -323,8 +287,6 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
     """Check that a setting can be called.
 
     Args:
-        name: The setting.
-        value: The given value.
         arguments: Its arguments in each call, for the error text.
 
     Raises:
@@ -338,10 +300,6 @@ def check_callable(name: str, value: Any, arguments: str) -> None:
 
 def check_policy(policy: Policy | str | None, *, in_parts: bool = False) -> None:
     """Check a policy or the name of one.
-
-    Args:
-        policy: The given policy.
-        in_parts: Whether it is for answers in parts.
 
     Raises:
         ValueError: There is no such policy, or it is for the other kind of answers.
@@ -388,7 +346,6 @@ def warn_if_former(policy: object) -> None:
 def check_parts(
     traits: Traits, max_batch_size: int | None, max_rows: int | None, allowed_batch_sizes: Any, policy: Any
 ) -> None:
-    """Check the settings of a stage against the form of its model. Raises ValueError."""
     name = traits.name
     if not traits.in_parts:
         if policy == "paced" or isinstance(policy, StepPolicy):
@@ -460,9 +417,6 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
     Args:
         wait_s: For how many seconds it is held back, in all stages together.
         timeout_s: After how many seconds it expires.
-
-    Raises:
-        ValueError: It would expire first.
     """
     if wait_s >= timeout_s:
         raise ValueError(
@@ -472,14 +426,12 @@ def check_lone_wait(wait_s: float, timeout_s: float) -> None:
 
 
 def overload_goal(name: str, value: Any) -> str:
-    """Return the goal of a service while it cannot serve all requests. Raises ValueError."""
     if value not in ("goodput", "latency"):
         raise ValueError(f'{name} must be "goodput" (as many answers in time as possible) or "latency", not {value!r}')
     return str(value)
 
 
 def check_room(max_batch_size: int, max_queue_size: int) -> None:
-    """Check that as many items can wait as a batch may hold. Raises ValueError."""
     if max_queue_size < max_batch_size:
         raise ValueError(
             f"max_queue_size ({max_queue_size}) is smaller than max_batch_size ({max_batch_size}):"
@@ -495,6 +447,13 @@ def _whole(value: Any) -> int | None:
         return operator.index(value)
     except Exception:
         return None
+
+
+def _amount(name: str, value: Any, wanted: str, holds: Callable[[float], bool]) -> float:
+    number = _number(value)
+    if number is None or not holds(number):
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+    return number
 
 
 def _number(value: Any) -> float | None:
@@ -522,7 +481,6 @@ def header_of(key: Any) -> bytes | None:
 
 
 def check_key(key: Any, max_batch_size: int | None, traits: Traits) -> None:
-    """Check the key that requests must have in common. Raises ValueError or TypeError."""
     if not isinstance(key, str):
         check_callable("key", key, "an item")
     elif not key.removeprefix(_HEADER):
@@ -563,8 +521,6 @@ def setting(
     """Return a field with a default and a check.
 
     Args:
-        default: The value of a setting that is left out; none where the `__init__` of the class is
-            written by hand and has it.
         check: Takes the name and the value, and returns the value that is kept or raises ValueError
             or TypeError. None where the class checks it together with other settings.
         from_outside: Whether a file, the environment or a flag may change it.

@@ -1,9 +1,8 @@
 """The content of a service's requests, which is bytes: opened only where its graph needs it.
 
 What branches have come to is put together unread: as one payload for the next stage or for a Python
-caller, and in JSON or msgpack as an array or an object around the branches' own bytes. A list from
-a worker comes as one payload of several, and one of a client's is cut where its items end. Opened
-are items for a `choose=` of the coordinator, and those that an empty branch hands on.
+caller, and in JSON or msgpack as an array or an object around the branches' own bytes. Opened are
+items for a `choose=` of the coordinator, and those that an empty branch hands on.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ _SHOWN = {
 
 
 class Payloads:
-    """Takes items and results apart that are payloads, and puts them together.
-
-    Args:
-        takes: The type of the service's items, as clients send them.
-    """
+    """Takes items and results apart that are payloads, and puts them together."""
 
     measure = staticmethod(payload.size_of)
 
@@ -57,7 +52,6 @@ class Payloads:
         return chosen(choose, self._opened(item, format), known)
 
     def _opened(self, item: Any, format: int) -> Any:
-        """Return an item as an object. Raises the error of a worker where it cannot be read."""
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
@@ -131,7 +125,6 @@ class Payloads:
 
 
 def _spliced(names: Sequence[str] | None, results: Sequence[bytes], accept: int) -> bytes:
-    """Return results in JSON or msgpack as an array or an object around them. Raises TypeError."""
     if accept == JSON:
         if names is None:
             return b"[%b]" % b",".join(results)
@@ -147,13 +140,7 @@ def _spliced(names: Sequence[str] | None, results: Sequence[bytes], accept: int)
 
 
 def _head(n: int, short: int, long: int) -> bytes:
-    """Return the head of an array or a map of msgpack.
-
-    Args:
-        n: Its length.
-        short: The first byte of one with fewer than 16 entries.
-        long: That of one with fewer than 65,536; the next one is for those with more.
-    """
+    """Return the head of an array or a map of msgpack."""
     if n < 16:
         return bytes([short | n])
     return struct.pack(">BH", long, n) if n < 2**16 else struct.pack(">BI", long + 1, n)

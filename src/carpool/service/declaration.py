@@ -61,11 +61,8 @@ class Declaration:
 
     Attributes:
         graph: The elements of which it consists, first to last.
-        stages: The stages in them, each once, in the order in which they are written.
         takes: The traits of what gets the items: the first stage, or what branches agree on.
         gives: The traits of what returns the answers: the last stage, or what branches come to.
-        name: The model's name over HTTP and in metrics.
-        routes: The addresses that it has over HTTP besides the usual ones.
 
     `Service` explains the settings. They are here in the form in which they are kept: infinity
     stands for no limit.
@@ -143,11 +140,7 @@ class Declaration:
         return self.as_html(f"Service {self.name}")
 
     def as_html(self, title: str) -> str:
-        """Return a table of the stages, for notebooks.
-
-        Args:
-            title: The line above it.
-        """
+        """Return a table of the stages, for notebooks."""
         rows: list[Row] = [("stage", "batches up to", "workers", "run in", "policy")]
         for stage in self.stages:
             batches, policy = (
@@ -182,7 +175,6 @@ def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
 
     Args:
         routes: As the user gives them: adapters by path, or None.
-        first: The stage that gets the items; None if several branches do.
 
     Raises:
         ValueError: There are several branches, a path is none or belongs to every app, or there are
@@ -206,12 +198,10 @@ def routes_of(routes: Any, first: Stage | None) -> tuple[HttpRoute, ...]:
 
 
 def adapters_of(routes: Sequence[HttpRoute]) -> tuple[Adapter, ...]:
-    """Return the adapters of some routes, in their order."""
     return tuple(route.adapter for route in routes if route.adapter is not None)
 
 
 def _route(path: str, adapter: Any, first: Stage) -> HttpRoute:
-    """Check one address. Raises ValueError or TypeError."""
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise ValueError(
             f"routes has {path!r}, which is no path: begin it with a slash and use letters, digits and"

@@ -16,12 +16,7 @@ _NEVER_A_ROW = (str, bytes, bytearray, dict)
 
 
 def may_fit(gives: Any, takes: Any) -> bool:
-    """Report whether a value of one type may be one of the other.
-
-    Args:
-        gives: The type of the value.
-        takes: The type that is wanted.
-    """
+    """Report whether a value of one type may be one of the other."""
     for kind in (gives, takes):
         if kind is Any or kind is object or isinstance(kind, TypeVar | str):
             return True
@@ -46,7 +41,6 @@ def may_fit(gives: Any, takes: Any) -> bool:
 
 
 def _plain(kind: Any) -> Any:
-    """Return a type without annotations; a dict with known keys is a dict."""
     if typing.is_typeddict(kind):
         return dict
     while True:
@@ -67,7 +61,6 @@ def _members(kind: Any) -> list[Any] | None:
 
 
 def _inner_fit(given: type, gives: tuple[Any, ...], takes: tuple[Any, ...]) -> bool:
-    """Report whether the items of a list, a tuple or a dict may fit."""
     if not issubclass(given, list | tuple | set | frozenset | dict):
         return True
     if issubclass(given, tuple) and ... not in gives and ... not in takes and gives and takes:

@@ -2,7 +2,7 @@
 
 An element is a stage, a list of elements (a line; an empty one hands its item on), or one of
 `Parallel`, `Route` and `ForEach`. A stage may stand at several places; it is one pool of workers
-then. What cannot work is refused where it is written.
+then.
 """
 
 from __future__ import annotations
@@ -169,7 +169,6 @@ def line_of(element: Element) -> Line:
 
 
 def _names_of(what: str, branches: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of branches. Raises TypeError."""
     for name in branches:
         if not isinstance(name, str) or not name:
             raise TypeError(f"{what} names a branch {name!r}: a name is a text that is not empty")
@@ -195,7 +194,6 @@ def _named(name: str, line: Line) -> str:
 
 
 def branches_of(element: Stage | Block) -> tuple[Line, ...]:
-    """Return the lines inside of an element."""
     if isinstance(element, Parallel):
         return element.branches
     if isinstance(element, Route):
@@ -275,7 +273,6 @@ def _nothing(name: str) -> Traits:
 
 
 def _joined(names: Sequence[str] | None, kinds: Sequence[Any]) -> Any:
-    """Return the type of a tuple of values of these types, or of a dict with these names."""
     kinds = [Any if schema.why_unwritable(kind) is not None else kind for kind in kinds]
     if names is None:
         return tuple.__class_getitem__(tuple(kinds))
@@ -283,7 +280,6 @@ def _joined(names: Sequence[str] | None, kinds: Sequence[Any]) -> Any:
 
 
 def _list_of(kind: Any) -> Any:
-    """Return the type of lists of such items."""
     return list[kind]
 
 
@@ -300,7 +296,6 @@ def _one_of(kinds: Sequence[Any], problem: Callable[[Any], str | None]) -> Any:
 
 
 def _gives(line: Line, takes: Any) -> Any:
-    """Return the type of the results of a line; `Any` where it is not hinted."""
     kind = takes
     for element in line:
         if isinstance(element, Stage):
@@ -355,12 +350,8 @@ def _check_places(line: Line, then: Sequence[Stage], *, ends: bool) -> None:
     """Check each stage of a line against the next element, and those inside of its elements.
 
     Args:
-        line: The line.
         then: Where what it comes to may wait.
         ends: Whether nothing follows it but the end of a service, or a join.
-
-    Raises:
-        ValueError: A stage that answers in parts is not the last one, or a queue is too small.
     """
     for i, element in enumerate(line):
         waits, is_last = waits_at(line[i + 1 :], then), ends and i == len(line) - 1
@@ -377,7 +368,6 @@ def waits_at(line: Line, then: Sequence[Stage]) -> list[Stage]:
     """Return the stages for which there must be room before something is made that goes to a line.
 
     Args:
-        line: The line.
         then: Those behind it.
     """
     if not line:
@@ -393,7 +383,6 @@ def waits_at(line: Line, then: Sequence[Stage]) -> list[Stage]:
 
 
 def _check_place(stage: Stage, waits: Sequence[Stage], is_last: bool) -> None:
-    """Check one place of a stage against the next element. Raises ValueError."""
     if stage.traits.in_parts and not is_last:
         raise ValueError(
             f"stage {stage.name} answers in parts, so it must be the last of its service, or of its branch: do what"
@@ -408,7 +397,6 @@ def _check_place(stage: Stage, waits: Sequence[Stage], is_last: bool) -> None:
 
 
 def _places(line: Line, stage: Stage) -> int:
-    """Return at how many places a stage stands."""
     return sum(
         each is stage if isinstance(each, Stage) else sum(_places(branch, stage) for branch in branches_of(each))
         for each in line
@@ -452,16 +440,7 @@ def _check_types(line: Line, gives: Any, whose: str) -> tuple[Any, str]:
     """Check by the hints that each element can take the results of the one before.
 
     Args:
-        line: The elements.
-        gives: The type of what comes to the first one.
         whose: Its origin, as text; empty if it comes from the caller.
-
-    Returns:
-        The same of what they come to.
-
-    Raises:
-        TypeError: They do not fit.
-        ValueError: Nothing names the branches of a `Route`.
     """
     before: Stage | Block | None = None
     for element in line:

@@ -1,8 +1,6 @@
 """The handle of a running service for the tasks of its loop; that for threads has one of these.
 
-Handles turn Python objects into requests and wait for the answers; the driver does the rest. A
-handle belongs to the process that started it. `Handle` is in `thread_handle.py`. `RunSettings` are
-those that `run`, `run_async` and `start` of `Service` take.
+A handle belongs to the process that started it.
 """
 
 from __future__ import annotations
@@ -160,7 +158,6 @@ class AsyncHandle:
         logger.info("service %s is ready after %.2f s", self.service.name, monotonic() - began, extra=about)
 
     def _check_startable(self) -> None:
-        """Raise RuntimeError if the service has been started, or cannot be started here."""
         if program.in_worker and any(stage.run_in == "process" for stage in self.service.stages):
             raise RuntimeError(
                 "a service cannot be started inside a worker process: put the call that starts it under"
@@ -170,7 +167,6 @@ class AsyncHandle:
             raise RuntimeError(STARTED_BEFORE)
 
     async def _assemble(self) -> Assembly:
-        """Make the parts of the service, for the place where its workers run."""
         on = self._on
         site = None if on is None else await on.open(self.service)
         try:
@@ -183,7 +179,6 @@ class AsyncHandle:
         return made
 
     async def _start_workers(self, made: Assembly) -> None:
-        """Start the workers and all that they need, and wait until they are ready."""
         self._running.pin(self.service)
         if made.guard is not None:
             made.guard.start()
@@ -276,7 +271,6 @@ class AsyncHandle:
         await self._changeable().changes.reload(rolling=flag("rolling", rolling), grace_s=grace_s)
 
     def _changeable(self) -> Assembly:
-        """Return the parts of the service, on its loop. Raises the errors of `running_driver`."""
         if asyncio.get_running_loop() is not self.running_driver.loop:
             self._refuse_other_loops()
         if self._life.state is LifeState.STARTING:
@@ -285,7 +279,6 @@ class AsyncHandle:
         return self._made
 
     def _index_of(self, stage: str) -> int:
-        """Return the position of a stage. Raises ValueError."""
         names = [each.name for each in self.service.stages]
         if stage not in names:
             raise ValueError(f"service {self.service.name} has no stage {stage!r}; it has {', '.join(names)}")
@@ -296,7 +289,7 @@ class AsyncHandle:
         await self.running_driver.failed()
 
     def kill(self) -> None:
-        """End the workers at once, whatever they are doing; none is replaced."""
+        """End the workers at once; none is replaced."""
         self._running.kill()
 
     async def predict(
@@ -372,7 +365,6 @@ class AsyncHandle:
     async def _predict_in_parts(
         self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
     ) -> Any:
-        """Call `on_part` with each part, and return the whole answer."""
         driver = self.running_driver
         self._refuse_other_loops()
         request = self.new_stream(x, timeout_s, priority, is_told_both=self.service.gives.collects)
@@ -434,14 +426,7 @@ class AsyncHandle:
         return [] if self._journal is None else self._journal.story(request_id)
 
     def new_request(self, x: Any, timeout_s: float | None, priority: int, memory: Memory | None = None) -> Request:
-        """Make a request of an item. Raises the errors of pickling and weighing the item.
-
-        Args:
-            x: The item.
-            timeout_s: See `predict`.
-            priority: See `predict`.
-            memory: See `request_for`.
-        """
+        """Make a request of an item. Raises the errors of pickling and weighing the item."""
         wanted_s = optional_seconds("timeout_s", timeout_s)
         limit_s = self.service.timeout_s if wanted_s is None else min(wanted_s, self.service.timeout_s)
         request = request_for(x, self.running_driver.clock() + limit_s, self.weigh, memory)
@@ -454,9 +439,6 @@ class AsyncHandle:
         """Make a request of an item, of which the caller takes the answer in parts.
 
         Args:
-            x: The item.
-            timeout_s: See `predict_stream`.
-            priority: See `predict`.
             is_told_both: Whether the caller takes the whole answer as well, as the model makes it.
         """
         if not self.service.gives.in_parts:
@@ -499,7 +481,6 @@ class AsyncHandle:
         return self.driver  # type: ignore[return-value]
 
     def _refuse_other_loops(self) -> None:
-        """Raise RuntimeError if the running loop is not the service's."""
         if self._is_elsewhere():
             self._running.abandon()
             raise self._life.refusal()
@@ -529,7 +510,6 @@ def window_of(stages: Sequence[Stage], max_in_flight: int | None) -> StreamWindo
     """Return how many items of a stream may be inside at a time.
 
     Args:
-        stages: Those of the service.
         max_in_flight: The user's number; None for as many as keep every worker busy.
 
     Raises:

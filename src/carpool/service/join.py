@@ -108,10 +108,6 @@ def token_of(address: JoinAddress, token_file: PathLike | None) -> bytes:
 def join_of(service: Declaration, join: Any) -> Join | None:
     """Return where the workers of a service join; None if none do.
 
-    Args:
-        service: The service.
-        join: The user's setting.
-
     Raises:
         ValueError: Nothing is said and a stage needs it, or something is and no stage does.
         TypeError: It is of the wrong kind.
@@ -137,10 +133,6 @@ def join_of(service: Declaration, join: Any) -> Join | None:
 def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
     """Return for each of several services where its workers join.
 
-    Args:
-        services: The services.
-        join: The user's setting; it is for the only one of which workers can join.
-
     Raises:
         ValueError: See `join_of`; or the workers of several services would join at one address.
         TypeError: It is of the wrong kind.
@@ -156,11 +148,6 @@ def joins_of(services: Sequence[Declaration], join: Any) -> list[Join | None]:
 
 def open_gate(join: Join, service: Declaration, pools: Sequence[WorkerPool]) -> tuple[Gate, JoinAddress]:
     """Open the gate of a service on the running loop; return it and its address.
-
-    Args:
-        join: Where, and who may join.
-        service: The service.
-        pools: Those of its stages.
 
     Raises:
         StartupError: The address cannot be listened on.

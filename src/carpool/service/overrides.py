@@ -45,8 +45,6 @@ def changed(services: Sequence[Service], of_services: Changes, of_stages: Change
     The text "none" stands for None where code may say None, and "1-8" for a range of workers.
 
     Args:
-        services: As they are declared.
-        of_services: The settings of each service.
         of_stages: The settings of each stage, by its name or as SERVICE/STAGE.
 
     Raises:
@@ -93,12 +91,10 @@ def nearest(name: str, known: Sequence[str] | set[str]) -> str:
 
 
 def _names(service: Service, stage: Stage) -> tuple[str, str]:
-    """Return how a stage can be named."""
     return stage.name, f"{service.name}/{stage.name}"
 
 
 def _service(service: Service, changes: Mapping[str, Any], of_stages: Changes) -> Service:
-    """Return a service with its settings changed, and those of its stages."""
     stages = []
     for stage in service.stages:
         short, long = _names(service, stage)
@@ -120,7 +116,6 @@ def _service(service: Service, changes: Mapping[str, Any], of_stages: Changes) -
 
 
 def _as_in_code(kind: type, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes with the values that code would have where these are texts."""
     found = dict(changes)
     for setting, value in changes.items():
         if not isinstance(value, str):
@@ -135,12 +130,7 @@ def _as_in_code(kind: type, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _by_name(kind: str, names: Mapping[str, str]) -> Iterator[None]:
-    """Have an error about a changed setting begin with the setting's whole name.
-
-    Args:
-        kind: Services or stages.
-        names: Of the service or stage, by the changed setting.
-    """
+    """Have an error about a changed setting begin with the setting's whole name."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -154,7 +144,6 @@ def _by_name(kind: str, names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _stage(stage: Stage, changes: Mapping[str, Any]) -> Stage:
-    """Return a stage with its settings changed. Raises ValueError or TypeError."""
     if stage.max_batch_size is not None and changes.get("max_batch_size", 1) is None:
         raise ValueError(f"max_batch_size cannot be none: {stage.traits.name} takes batches")
     settings: dict[str, Any] = {
@@ -190,11 +179,7 @@ class NotFound(ValueError):
 
 
 class BrokenModule(ValueError):
-    """A module raised when it was imported.
-
-    Attributes:
-        error: The error that it raised.
-    """
+    """A module raised when it was imported."""
 
     def __init__(self, module_name: str, error: BaseException) -> None:
         super().__init__(f"module {module_name!r} cannot be imported")

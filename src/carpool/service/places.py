@@ -20,7 +20,6 @@ def declared(line: Line, crews: Mapping[int, Any]) -> Declared:
     """Return a line in the form that the core takes.
 
     Args:
-        line: The line.
         crews: The batchers and steppers of its stages, by the ids of these.
     """
     return [_declared(each, crews) for each in line]

@@ -10,11 +10,8 @@ A loop that ends closes the asynchronous generators that have begun on it and wa
 (`asyncio.run` and `asyncio.Runner` do). Each service has such a generator, only to notice the end
 of its loop.
 
-The running part has no reference to its handle, so a handle that its user drops can be collected.
-The finalizer waits for nothing and takes no lock, as the collector may run in the middle of
-anything: it posts an errand to the loop, and if the loop ends and drops the errand, its destruction
-ends the workers. An asynchronous generator notices the end of a loop, since loops close these. A
-task was rejected: programs that gather all tasks would wait for it.
+A task that waits for the end of the loop was rejected: programs that gather all tasks would wait
+for it.
 """
 
 from __future__ import annotations
@@ -47,16 +44,7 @@ _WHERE_IT_WAS_DROPPED = 3  # frames from here: `weakref.finalize` is in between
 class Running:
     """One service's driver, workers and guard, and where in its life it is.
 
-    Args:
-        name: The service's.
-        timeout_s: The service's; how long requests inside may take when it closes.
-
     Attributes:
-        life: Where in its life the service is.
-        driver: The service's, once it starts.
-        pools: The service's, one per stage, once it starts.
-        guard: The service's, if it has worker processes.
-        upkeep: The service's, once it starts.
         gate: Where workers join that come by themselves, while the service is open.
         site: Where its worker processes run, if not on this machine.
         gate_address: The address of that, once it was opened.
@@ -90,10 +78,6 @@ class Running:
         """Take note, on the service's loop, of the parts that are being started.
 
         Args:
-            driver: The service's.
-            pools: One per stage.
-            guard: The service's, if it has worker processes.
-            upkeep: The service's.
             how_to_close: For the warning if it is never closed.
         """
         self.driver, self.pools, self.guard, self.upkeep = driver, pools, guard, upkeep
@@ -234,8 +218,7 @@ class Running:
     def _forget_handle(self) -> None:
         """Wait no longer for the end of the handle.
 
-        Until then the interpreter holds this object: if a request of a batch that was never
-        answered refers to the handle, neither of them would ever be collected.
+        Until then the interpreter holds this object, and what refers to it is never collected.
         """
         if self._collected is not None:
             self._collected.detach()

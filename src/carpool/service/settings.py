@@ -1,11 +1,19 @@
 """The settings of a server: one schema for the command line, the environment, the file and Python.
 
-`carpool serve --help` shows their docstring. `http/serve.py` checks them.
+A setting has its name, type, default and text here only. Those that an `App` has under any server
+are `AnswerSettings`, which `http/app.py` checks, as the parts of the app do; `http/serve.py` checks
+the others. `carpool serve --help` shows the docstrings.
 """
-# without the import of annotations, which would make texts of the defaults
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import field, make_dataclass
-from typing import Annotated, Any, Final, Literal, TypedDict, get_args
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar, get_args, get_type_hints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class UsualText(str):
@@ -16,8 +24,56 @@ class UsualNumber(int):
     """A number of this kind."""
 
 
-class ServerSettings(TypedDict, total=False):
-    """How a server listens, whom it lets in, what a client may take up, and what is written down.
+class AnswerSettings(TypedDict, total=False):
+    """Who may ask, how requests are answered, and what is written down of them, under any server.
+
+    Attributes:
+        api_keys: A file with the keys of those who may ask, a line NAME:KEY or NAME:sha256:HEX
+            each; see carpool key. The environment may have further ones in CARPOOL_API_KEYS.
+        open_readyz: Answer /readyz without a key, as /livez always is, for a prober that has none.
+        allow_host: A name by which clients may call the server, such as api.example.com or
+            *.example.com; it may be given several times, and * stands for any name. Without it a
+            server on a loopback address answers to local names only, and any other to all names.
+        cors_origin: A site whose pages may ask, such as https://example.com; it may be given
+            several times, and * stands for any site.
+        root_path: What a proxy puts before each path, such as /api; it may also cut it off.
+        compress: How answers may be compressed for clients that accept it: zstd, gzip, or both in
+            the order of preference, zstd,gzip.
+        compress_from_bytes: The size of the smallest answer that is compressed.
+        when_full: What to do with a request while the queue is full: refuse it with 429, or let it
+            wait until its deadline.
+        timeout_status: The HTTP status of a request whose deadline has passed.
+        accept_compressed: Read compressed request bodies (Content-Encoding: gzip, deflate, zstd),
+            which count expanded for the size of the largest body.
+        debug: Show the texts of exceptions in error responses. Not for production.
+        access_log: The share of requests that get a line in the log: 1 for all, 0.01 for one in a
+            hundred, 0 for none. Errors always get one, probes that are answered 200 never.
+        access_log_slow_ms: A request that takes longer gets a line whatever the share.
+        server_timing: Send each client in Server-Timing how long its request waited and was
+            computed.
+        trace: Make spans of requests and batches, and send them where OpenTelemetry's own variables
+            say (OTEL_EXPORTER_OTLP_ENDPOINT). It needs carpool[otel].
+    """
+
+    api_keys: Annotated[str | Path | None, None]
+    open_readyz: Annotated[bool, False]
+    allow_host: Annotated[Sequence[str], ()]
+    cors_origin: Annotated[Sequence[str], ()]
+    root_path: Annotated[str, ""]
+    compress: Annotated[str, ""]
+    compress_from_bytes: Annotated[int, 1024]
+    when_full: Annotated[Literal["refuse", "wait"], "refuse"]
+    timeout_status: Annotated[Literal[504, 408], 504]
+    accept_compressed: Annotated[bool, False]
+    debug: Annotated[bool, False]
+    access_log: Annotated[float, 0.0]
+    access_log_slow_ms: Annotated[float | None, None]
+    server_timing: Annotated[bool, False]
+    trace: Annotated[bool, False]
+
+
+class ServerSettings(AnswerSettings, total=False):
+    """How a server listens, what a client may take up, and where workers run; and `AnswerSettings`.
 
     Each may be left out; its default stands behind its type.
 
@@ -30,27 +86,12 @@ class ServerSettings(TypedDict, total=False):
             only.
         fd: The number of a socket that listens already, as systemd hands it over (3), in the place
             of host and port.
-        api_keys: A file with the keys of those who may ask, a line NAME:KEY or NAME:sha256:HEX
-            each; see carpool key. The environment may have further ones in CARPOOL_API_KEYS.
-        open_readyz: Answer /readyz without a key, as /livez always is, for a prober that has none.
         insecure: Listen on a public address although everybody may ask.
         tls_cert: The file with the server's certificate (PEM). It is read again when it is renewed.
         tls_key: The file with its private key, unless the certificate's file has it.
         tls_client_ca: A file with roots: only clients with a certificate from there are let in.
-        allow_host: A name by which clients may call the server, such as api.example.com or
-            *.example.com; it may be given several times, and * stands for any name. Without it a
-            server on a loopback address answers to local names only, and any other to all names.
-        cors_origin: A site whose pages may ask, such as https://example.com; it may be given
-            several times, and * stands for any site.
-        root_path: What a proxy puts before each path, such as /api; it may also cut it off.
-        compress: How answers may be compressed for clients that accept it: zstd, gzip, or both in
-            the order of preference, zstd,gzip.
-        compress_from_bytes: The size of the smallest answer that is compressed.
         admin_address: Another address for /metrics, /dashboard and what changes the server, as
             HOST:PORT or unix:PATH. They are then not at the main address.
-        when_full: What to do with a request while the queue is full: refuse it with 429, or let it
-            wait until its deadline.
-        timeout_status: The HTTP status of a request whose deadline has passed.
         max_body_mb: The size of the largest request body, in MiB.
         max_connections: How many connections may be open at a time.
         max_header_bytes: The size of all header lines of a request.
@@ -82,21 +123,11 @@ class ServerSettings(TypedDict, total=False):
         vertex: Listen and answer as Vertex AI wants it: on all addresses, at port AIP_HTTP_PORT
             (8080), and at AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE. Enabled automatically where
             these variables are set.
-        accept_compressed: Read compressed request bodies (Content-Encoding: gzip, deflate, zstd),
-            which count expanded for the size of the largest body.
-        debug: Show the texts of exceptions in error responses. Not for production.
         log: Write log lines for people, or one JSON object per line.
         log_level: The least important lines that are shown, also of your models' own loggers: debug
             says now and then why batches go when they do, info logs starts and ends, warning of
             requests that are refused or late, error of lost workers and of what models raise. What
             models print is always shown.
-        access_log: The share of requests that get a line in the log: 1 for all, 0.01 for one in a
-            hundred, 0 for none. Errors always get one, probes that are answered 200 never.
-        access_log_slow_ms: A request that takes longer gets a line whatever the share.
-        server_timing: Send each client in Server-Timing how long its request waited and was
-            computed.
-        trace: Make spans of requests and batches, and send them where OpenTelemetry's own variables
-            say (OTEL_EXPORTER_OTLP_ENDPOINT). It needs carpool[otel].
     """
 
     host: Annotated[str, UsualText("127.0.0.1")]
@@ -104,20 +135,11 @@ class ServerSettings(TypedDict, total=False):
     socket: Annotated[str | None, None]
     socket_mode: Annotated[str, "600"]
     fd: Annotated[int | None, None]
-    api_keys: Annotated[str | None, None]
-    open_readyz: Annotated[bool, False]
     insecure: Annotated[bool, False]
     tls_cert: Annotated[str | None, None]
     tls_key: Annotated[str | None, None]
     tls_client_ca: Annotated[str | None, None]
-    allow_host: Annotated[tuple[str, ...], ()]
-    cors_origin: Annotated[tuple[str, ...], ()]
-    root_path: Annotated[str, ""]
-    compress: Annotated[str, ""]
-    compress_from_bytes: Annotated[int, 1024]
     admin_address: Annotated[str | None, None]
-    when_full: Annotated[Literal["refuse", "wait"], "refuse"]
-    timeout_status: Annotated[Literal[504, 408], 504]
     max_body_mb: Annotated[float, 16.0]
     max_connections: Annotated[int, 1024]
     max_header_bytes: Annotated[int, 32 * 1024]
@@ -138,21 +160,38 @@ class ServerSettings(TypedDict, total=False):
     watch: Annotated[bool, False]
     protocol: Annotated[tuple[str, ...], ()]
     vertex: Annotated[bool, False]
-    accept_compressed: Annotated[bool, False]
-    debug: Annotated[bool, False]
     log: Annotated[Literal["text", "json"], "text"]
     log_level: Annotated[Literal["debug", "info", "warning", "error"], "info"]
-    access_log: Annotated[float, 0.0]
-    access_log_slow_ms: Annotated[float | None, None]
-    server_timing: Annotated[bool, False]
-    trace: Annotated[bool, False]
 
 
-_TYPES: Final = {name: get_args(hint)[0] for name, hint in ServerSettings.__annotations__.items()}
-_DEFAULTS: Final = {name: get_args(hint)[1] for name, hint in ServerSettings.__annotations__.items()}
+def types_and_defaults(schema: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default of each setting of a schema, by name."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {name: (get_args(hint)[0], get_args(hint)[1]) for name, hint in hints.items()}
 
-NAMES: Final = tuple(_DEFAULTS)
-"""The names of all settings, in order."""
+
+def shows(schema: Any) -> Callable[[Function], Function]:
+    """Have the signature of a function show the settings of a schema, and not `**settings`."""
+
+    def with_settings(function: Function) -> Function:
+        shown = inspect.signature(function)
+        *others, _ = shown.parameters.values()
+        settings = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in types_and_defaults(schema).items()
+        ]
+        function.__signature__ = shown.replace(parameters=[*others, *settings])  # type: ignore[attr-defined]
+        return function
+
+    return with_settings
+
+
+_HINTS: Final = types_and_defaults(ServerSettings)
+
+NAMES: Final = tuple(sorted(_HINTS, key=AnswerSettings.__annotations__.__contains__))
+"""The names of all settings, in order: those of the server first."""
+
+_DEFAULTS: Final = {name: _HINTS[name][1] for name in NAMES}
 
 LISTS: Final = frozenset(name for name, default in _DEFAULTS.items() if isinstance(default, tuple))
 """Those that may have several values."""
@@ -160,12 +199,14 @@ LISTS: Final = frozenset(name for name, default in _DEFAULTS.items() if isinstan
 MAY_BE_EMPTY: Final = LISTS | {name for name, default in _DEFAULTS.items() if default == ""}
 """Those of which nothing at all is a value."""
 
+_, _, _TEXTS_OF_ANSWERS = (AnswerSettings.__doc__ or "").partition("Attributes:\n")
+
 ServerOptions: Any = make_dataclass(
     "ServerOptions",
-    [(name, _TYPES[name], field(default=default)) for name, default in _DEFAULTS.items()],
+    [(name, _HINTS[name][0], field(default=_DEFAULTS[name])) for name in NAMES],
     frozen=True,
     kw_only=True,
-    namespace={"__doc__": ServerSettings.__doc__, "__module__": __name__},
+    namespace={"__doc__": f"{(ServerSettings.__doc__ or '').rstrip()}\n{_TEXTS_OF_ANSWERS}", "__module__": __name__},
 )
 """The settings as a dataclass, of which the command line makes its flags."""
 

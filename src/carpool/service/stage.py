@@ -230,8 +230,6 @@ class Stage:
             keep(self, "devices", share_devices(parse_devices(given.devices), most))
 
     def _check_model(self) -> None:
-        """Check the model, and the settings that depend on its form. Raises ValueError or
-        TypeError."""
         traits = self.traits
         check_parts(traits, self.max_batch_size, self.max_rows, self.allowed_batch_sizes, self.policy)
         if self.max_batch_size is not None or traits.form is Form.STEPS:
@@ -243,7 +241,6 @@ class Stage:
         check_policy(self.policy, in_parts=traits.in_parts)
 
     def _check_batches(self) -> None:
-        """Check the settings of the composition of batches. Raises ValueError or TypeError."""
         most, traits = self.max_batch_size, self.traits
         if self.allowed_batch_sizes is not None:
             _check_allowed_sizes(self.allowed_batch_sizes, most, has_size=self.size is not None)
@@ -262,7 +259,6 @@ class Stage:
             _check_fits_frame(most, self.max_queue_size, is_weighed=self.size is not None)
 
     def _check_workers(self) -> None:
-        """Check the settings of the number and place of workers. Raises ValueError or TypeError."""
         settings = {
             "join": self.join,
             "cpus": self.cpus is not None,
@@ -330,13 +326,7 @@ class Stage:
     def new_step_policy(
         self, part_slo_s: float | None = None, slo_s: float | None = None, overload: str = "goodput"
     ) -> StepPolicy:
-        """Make a policy for one run of a stage that answers in parts.
-
-        Args:
-            part_slo_s: How far apart the parts of an answer should be, in seconds.
-            slo_s: How soon the first part should be there, in seconds.
-            overload: The goal of the service under overload; see `Service`.
-        """
+        """Make a policy for one run of a stage that answers in parts."""
         policy = "static" if self.traits.form is Form.BATCH_GENERATOR else self.policy
         return new_step_policy(policy, self.rows, part_slo_s=part_slo_s, slo_s=slo_s, overload=overload)
 
@@ -362,7 +352,6 @@ _ONLY_FOR_PROCESSES = {
 
 
 def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
-    """Return how many workers the settings suggest that have an entry for each."""
     if cpus is not None:
         return count_entries(cpus) or 1
     if devices is not None and count_environments(env) is None:
@@ -372,11 +361,6 @@ def _default_workers(cpus: Any, env: Any, devices: Any) -> int:
 
 def _check_run_in(run_in: str, model: AnyModel, given: Collection[str]) -> None:
     """Check where workers run against the model, and against settings that say more of it.
-
-    Args:
-        run_in: The given place.
-        model: The stage's.
-        given: The settings of the workers that are not left out.
 
     Raises:
         ValueError: There is no such place, or a setting has no meaning there.
@@ -415,7 +399,6 @@ def _check_fits_frame(max_batch_size: int, max_queue_size: int, *, is_weighed: b
 
 
 def _check_allowed_sizes(sizes: Sequence[int], max_batch_size: int | None, *, has_size: bool) -> None:
-    """Check the numbers of items that a model may be called with. Raises ValueError."""
     if max_batch_size is None:
         raise ValueError("allowed_batch_sizes is for stages that take batches: give max_batch_size, too")
     if has_size:
@@ -425,7 +408,6 @@ def _check_allowed_sizes(sizes: Sequence[int], max_batch_size: int | None, *, ha
 
 
 def _check_size(size: Callable[[Any], int], max_batch_size: int | None, traits: Traits) -> None:
-    """Check a function that weighs items. Raises ValueError or TypeError."""
     check_callable("size", size, "an item")
     if max_batch_size is None:
         raise ValueError("size is for stages that take batches: give max_batch_size, the largest sum of sizes, too")

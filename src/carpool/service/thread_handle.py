@@ -192,7 +192,6 @@ class Handle:
     def _predict_in_parts(
         self, x: Any, timeout_s: float | None, priority: int, on_part: Callable[[Any], object]
     ) -> Any:
-        """Call `on_part` with each part, and return the whole answer."""
         collects = self.service.gives.collects
         with self._parts_of(self._inner.new_stream(x, timeout_s, priority, is_told_both=collects)) as parts:
             got = []
@@ -236,7 +235,6 @@ class Handle:
         self._on_its_loop(lambda: self._inner.reload(rolling=rolling, grace_s=grace_s))
 
     def _on_its_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have something done on the service's loop, and wait for it."""
         assert self._inner.running_driver
         self._refuse_own_thread("changed")
         assert self._thread is not None
@@ -270,7 +268,6 @@ class Handle:
         return self._inner.story(request_id)
 
     def _end(self, drain: bool) -> None:
-        """Close the service, and wait until it and its loop have ended."""
         thread, running = self._thread, self._inner._running
         assert thread is not None
         thread.post(partial(running.begin_to_end, drain))

@@ -34,10 +34,6 @@ class Weigher:
     """Applies a stage's `size=`, `length=` and `key=` to items, in whatever form they come.
 
     Args:
-        size: The user's function; None if each item counts as one.
-        name: The name of the stage, for error texts.
-        input_type: The type of the stage's items, to read those that come as JSON or msgpack.
-        length: The user's function for the length of an item; None if that does not matter.
         key: The trait that requests must have in common to share a batch: a function of an item,
             the name of a field or `header:` with that of a header; None if any may share one.
     """
@@ -93,11 +89,6 @@ class Weigher:
     def weigh_encoded(self, request: Request, item: Any, format: int = OBJECT) -> None:
         """Do the same for an item that is still encoded.
 
-        Args:
-            request: Whose item it is, or will be.
-            item: A request's body, or the result of the previous stage.
-            format: How it is encoded, as `carpool.engine.wire.payload` numbers formats.
-
         Raises:
             ValidationError: It does not fit the model's types.
             InvalidRequest: It is malformed.
@@ -117,7 +108,6 @@ class Weigher:
             raise as_model_error(error, f"{setting}= of {self._name}") from error
 
     def _opened(self, item: Any, format: int) -> Any:
-        """Return an encoded item as the stage gets it."""
         try:
             return self._readers[format](item)
         except BaseException as error:  # reading runs code of the item's types
@@ -133,10 +123,6 @@ class Weigher:
 def weigher_of(stage: Stage | None, has_keys: bool = False) -> Weigher | None:
     """Return the weigher of the items of a stage, or None if each counts as one and is like any
     other.
-
-    Args:
-        stage: The stage; None if items are weighed where they come to branches.
-        has_keys: Whether stages of its service have keys, which do not count for others.
     """
     if stage is None or (stage.size is None and stage.length is None and stage.key is None and not has_keys):
         return None
@@ -147,11 +133,6 @@ def units(returned: Any, whose: str, setting: str = "size") -> int:
     """Return the result of a size or length function as an int of at least 1.
 
     0 counts as 1, since an empty item is an item of the batch all the same.
-
-    Args:
-        returned: The result of the function.
-        whose: The stage or function that it belongs to, for error texts.
-        setting: The setting that it was given as.
 
     Raises:
         ModelError: It is not a whole number, it is negative, or it is above `LARGEST_SIZE`.
@@ -173,10 +154,6 @@ def valid_key(returned: Any, whose: str) -> Hashable:
 
     Keys are compared by the core, so they must be of Python's own plain types, or tuples of them,
     whose comparison runs no code of the user's.
-
-    Args:
-        returned: The result of the function.
-        whose: The stage or function that it belongs to, for error texts.
 
     Raises:
         ModelError: It is anything else.

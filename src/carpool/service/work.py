@@ -27,10 +27,6 @@ from carpool.version import __version__
 def stage_to_join(service: Declaration, name: str | None) -> Stage:
     """Return the stage of a service that a worker is to join.
 
-    Args:
-        service: The service, as the worker finds it.
-        name: The name of the stage; None for the only one that lets workers join.
-
     Raises:
         ValueError: There is no such stage, or there are several.
     """
@@ -52,9 +48,6 @@ def work(service: Declaration, stage: Stage, way: remote.Way, wait_s: float) -> 
     """Join a service as a worker, and return when it has ended or this worker has left.
 
     Args:
-        service: The service, as the worker finds it.
-        stage: The stage to join.
-        way: How to reach the service.
         wait_s: How long to try while nothing listens there.
 
     Raises:

@@ -16,6 +16,7 @@ from carpool.simulate.features import (
     InTurn,
     Lognormal,
     Pareto,
+    Recorded,
     Zipf,
 )
 from carpool.simulate.report import Report, mean_of
@@ -45,6 +46,7 @@ __all__ = [
     "Padded",
     "Pareto",
     "Poisson",
+    "Recorded",
     "Report",
     "Sine",
     "SortedInside",

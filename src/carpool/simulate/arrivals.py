@@ -1,12 +1,10 @@
 """When requests come: by open processes, or from clients that wait for their answers.
 
-Whatever form a user gives arrivals in, here they become a list of processes. Those of an open
-process come whatever becomes of the earlier ones: they are drawn at random, recorded in a trace, or
-given as numbers.
+The arrivals of an open process come whatever becomes of the earlier ones.
 
-A process gives the arrival times of one run, from 0 to before its end. Its rate is given either
-in requests per second (`rate`) or as a share of what the simulated workers can serve (`rho`),
-which is known only when the run starts (`servers.capacity`).
+A process gives the arrival times of one run, from 0 to before its end. Its rate is given either in
+requests per second (`rate`) or as a share of what the simulated workers can serve (`rho`), which is
+known only when the run starts (`servers.capacity`).
 """
 
 from __future__ import annotations

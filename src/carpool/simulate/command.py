@@ -151,14 +151,7 @@ def _goal_s(text: str) -> float | None:
 
 
 class _Comparison(NamedTuple):
-    """The contest: policies, and the workload that each of them meets.
-
-    Attributes:
-        policies: The policies' specs.
-        arrivals: The processes of every run.
-        cost: The cost of each stage, as a spec; in a graph by its name.
-        settings: Further settings of `run`.
-    """
+    """The contest: policies, and the workload that each of them meets."""
 
     policies: Sequence[str]
     arrivals: Sequence[Arrivals]

@@ -119,8 +119,6 @@ def _drawn(dice: Random, mean_s: float) -> float:
 class BusyDriver(VirtualDriver):
     """As `VirtualDriver`, with a coordinator whose work takes time, and no stage of steps.
 
-    Policies are given what the work takes, as those of a service are given what is measured.
-
     A request is due by when the coordinator has read it, as in a service, which cannot see when a
     client has sent it.
 
@@ -128,10 +126,8 @@ class BusyDriver(VirtualDriver):
         coordinator: The time of its work.
         dice: The source of everything random.
         between: The times from which on and until which its work counts for `busy_s`.
-        args: As of `VirtualDriver`.
         hop_s: The seconds that a batch spends on a network besides, on its way there and back.
         hop_item_s: Those of each unit of its size, likewise.
-        kwargs: As of `VirtualDriver`.
 
     Attributes:
         busy_s: The seconds for which the coordinator was busy, or off its core, in the time that

@@ -457,7 +457,6 @@ def read_costs(path: Path, *, may_branch: bool = False) -> list[StageCosts]:
     """Return the costs of a service's stages, in the order in which they are written.
 
     Args:
-        path: The file.
         may_branch: Whether the stages need not stand in a row.
 
     Raises:
@@ -483,7 +482,6 @@ def given_costs(given: list[str] | None, usual: str) -> tuple[list[str], list[in
 
     Args:
         given: A spec for each stage, or one file of costs for all of them; None for the usual one.
-        usual: The spec that counts if none is given.
 
     Raises:
         ValueError: The file cannot be read, or there is something beside it.
@@ -505,8 +503,6 @@ def costs_by_stage(given: list[str] | None, usual: str, stages: Sequence[str]) -
     Args:
         given: A file of costs; or `STAGE=spec` for each stage; or a spec for all of them; None for
             the usual one.
-        usual: The spec that counts if none is given.
-        stages: The names of the stages.
 
     Raises:
         ValueError: The file cannot be read, or several are given of which one names no stage.

@@ -1,8 +1,7 @@
 """One run: arrivals go into the core, batches cost as the user says, and a report comes out.
 
-Core, batcher, queue and policy are the same classes that a service uses; only the driver is
-another one. `BatchCosts` adds up the cost of a batch: curve, padding, noise, and the
-change from one key to another.
+Core, batcher, queue and policy are the same classes that a service uses; only the driver is another
+one.
 """
 
 from __future__ import annotations

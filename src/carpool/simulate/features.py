@@ -29,7 +29,6 @@ class Features(NamedTuple):
         weights_known: Whether the core gets the weights, as sizes.
         lengths: The lengths of requests that bring none; None where these have none.
         lengths_known: Whether the core gets the lengths.
-        keys: The keys of requests; None where all may share a batch.
     """
 
     weights: Weights | None = None
@@ -411,10 +410,11 @@ class FromFile:
         return _read_lengths(self.path, self.column, self.output)
 
 
-def _recorded(
+def Recorded(
     path: str, input: str = "ContextTokens", output: str = "GeneratedTokens", in_order: bool = False
 ) -> FromFile:
-    return FromFile(path, input, in_order, output)
+    """Return the lengths of a trace, whose columns have the names of published ones."""
+    return FromFile(path, column=input, in_order=in_order, output=output)
 
 
 _LENGTHS: dict[str, Callable[..., Lengths]] = {
@@ -423,7 +423,7 @@ _LENGTHS: dict[str, Callable[..., Lengths]] = {
     "exponential": Exponential,
     "bimodal": Bimodal,
     "file": FromFile,
-    "trace": _recorded,
+    "trace": Recorded,
 }
 
 

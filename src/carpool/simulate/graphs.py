@@ -57,13 +57,8 @@ class SimulatedGraph:
     """A service's graph for `run`, which can be sent to other processes.
 
     Attributes:
-        stages: The names of the stages.
-        limits: The largest batch of each.
-        workers: How many workers each has, as for `run`.
-        queues: How many requests may wait for each.
         early: The share of the items for which each answers early.
         items: How long lists are; each list has one of these lengths, all with equal chance.
-        parts: The elements of the graph.
     """
 
     stages: tuple[str, ...]

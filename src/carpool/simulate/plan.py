@@ -31,8 +31,6 @@ class Staffing(NamedTuple):
     """Numbers of workers and batch limits, and their report.
 
     Attributes:
-        workers: How many workers each stage has.
-        limits: The largest batch of each stage.
         capacity: The most requests per second that can be served for ever.
         report: The figures of the runs.
     """
@@ -67,15 +65,10 @@ def staffings(
     """Yield the report of each number of workers, for each choice of batch limits.
 
     Args:
-        cost: The cost of each stage.
-        arrivals: As in `run`.
         limits: Batch limits of all stages, each choice of which is tried.
         workers: How many workers the slowest stage has, each of which is tried; None to begin with
             the least that can serve the load, and to end with one more than are enough.
         goal: The share of the requests that should be answered in time.
-        policy: As in `run`.
-        progress: Called with what is tried next.
-        settings: Further settings of `compare`.
 
     Raises:
         ValueError: A setting makes no sense.

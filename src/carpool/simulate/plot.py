@@ -1,11 +1,8 @@
 """Pictures of simulated policies: goodput and latency against load, the sizes of batches, and the
 number of workers over time.
 
-Where requests have lengths, a further panel shows their latency by length.
-
 The colours are those of Okabe & Ito, which people with any colour vision can tell apart; every
-policy also has a mark of its own. Lines get thinner from the first policy to the last, so that all
-can be seen where they coincide.
+policy also has a mark of its own. Lines get thinner, so that all can be seen where they coincide.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ def policy_of(
     """Make the policy of one stage.
 
     Args:
-        policy: A spec, a template or a function.
         max_batch_size: The most that a batch may hold, whatever the policy says.
         slo_s: The (longest) SLO in seconds, for a policy given by name that takes it.
         cost_s: The true cost of a batch in seconds, for a policy given by name that takes it.
@@ -59,7 +58,6 @@ def policy_of(
 
 
 def label_of(policy: PolicyLike) -> str:
-    """Return the name of a policy in tables and pictures."""
     if isinstance(policy, str):
         return policy
     if isinstance(policy, Policy):

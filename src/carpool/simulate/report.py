@@ -4,8 +4,6 @@ They cover the requests that arrive in [0, duration), or from `settle_s` on. A r
 is served within its SLO, or at all where there is none. A mean latency says little by itself, since
 dropping half of the requests lowers it; so there is also the penalised mean, in which a dropped
 request counts for two SLOs.
-
-A run is recorded in columns that take a few bytes for each request.
 """
 
 from __future__ import annotations
@@ -223,7 +221,6 @@ def mean_of(reports: Iterable[Report]) -> Report:
 
 
 def _mean_figure(name: str, values: Sequence[Any]) -> Any:
-    """Return the attribute `name` of a mean report, from its values in several runs."""
     first = values[0]
     if name == "seeds":
         return tuple(seed for seeds in values for seed in seeds)
@@ -366,7 +363,6 @@ class StageRecord:
     """The record of one stage.
 
     Attributes:
-        batch_sizes: How many batches there were, by the number of requests in them.
         busy_s: The seconds for which its workers were busy, in the time that counts.
         computed: How many units of length its workers computed, padding included.
         of_requests: How many of these belonged to requests and were not padding.
@@ -397,7 +393,6 @@ class Record:
             is empty if there is no closed loop.
         weights: The weight of each request. The column is empty if they all weigh the same.
         lengths: The length of each request. The column is empty if they have none.
-        stages: One record for each stage.
     """
 
     def __init__(self, duration_s: float, stages: int, slos: Sequence[float], settle_s: float = 0.0) -> None:

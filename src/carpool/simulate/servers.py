@@ -61,8 +61,6 @@ class Servers:
     """Stages, in a row or in a graph; every attribute has one entry for each of them.
 
     Attributes:
-        costs: The costs of batches.
-        limits: The largest batch.
         workers: How many workers there are, at most if they come and go.
         ranges: How many there are at least, and at most.
         visits: How often a request comes to it, on average.
@@ -76,11 +74,7 @@ class Servers:
 
     @classmethod
     def of(cls, cost: Any, max_batch_size: Any, workers: Any, graph: SimulatedGraph | None = None) -> Servers:
-        """Make stages from one value for all of them, or from lists with one value for each.
-
-        There are as many stages as costs, and those of a graph have its limits and workers. Raises
-        ValueError.
-        """
+        """Make stages from one value for all of them, or from lists; an error is a ValueError."""
         if graph is not None:
             if (max_batch_size, workers) != (USUAL_LIMIT, USUAL_WORKERS):
                 raise ValueError("max_batch_size and workers are those of the graph's stages: leave them out")
@@ -100,8 +94,6 @@ class Servers:
         batches whose requests are all of one length. No policy can serve more.
 
         Args:
-            mean_weight: The mean weight of a request; a batch costs what the sum of its weights
-                costs.
             weights_known: Whether batch limits count weights instead of requests.
             lengths: The lengths of requests that are like those to be served; empty where they have
                 none.
@@ -301,8 +293,6 @@ class StageScaling:
 
 class Scaling:
     """The workers of all stages in a run; where their number is fixed, they are only counted.
-
-    It enters its looks with the driver when it is made, and is asked for its figures after the run.
 
     Args:
         slo_s: The longest SLO of requests, in seconds.

@@ -5,8 +5,7 @@ before a known kind. Times have units (8ms, 0.25ms, 2s, 300us), shares may be wr
 percentages, and several values of one parameter are separated by `/`.
 
 The names are those of the parameters of the class that the kind stands for; `a_s` may be written
-`a`. How a value is read follows from the parameter's type: text, yes or no, numbers or times. A
-first value without a name goes to the first parameter that it suits: `poisson:800`,
+`a`. A first value without a name goes to the first parameter that it suits: `poisson:800`,
 `static:10ms`, `trace:requests.csv`.
 """
 
@@ -76,8 +75,6 @@ def build(text: str, kinds: Mapping[str, Callable[..., T]], what: str, example: 
     """Make the object that a spec describes.
 
     Args:
-        text: The spec.
-        kinds: The classes or functions that a spec can describe, by name.
         what: The noun for all kinds, for error texts.
         example: A spec that is right, for error texts.
         given: Further arguments, which the spec cannot set; each kind gets those that it takes.

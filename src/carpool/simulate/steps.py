@@ -1,9 +1,8 @@
 """One run of a stage of steps: who joins its running sets when, and what the readers see of it.
 
-Stepper, queue and policy are the same classes that a service uses; only the driver is another one.
-A request is *good* if its first part came within the SLO and the others, on average, within the
-SLO of parts (DistServe's goodput). It is *smooth* as well if every part was there by the time at
-which a reader at that pace wants it, which is what a reader notices.
+Only the driver is another one than in a service. A request is *good* if its first part came within
+the SLO and the others, on average, within the SLO of parts (DistServe's goodput). It is *smooth* as
+well if every part was there by the time at which a reader at that pace wants it.
 """
 
 from __future__ import annotations
@@ -287,8 +286,6 @@ def report_on(
     """Return the figures of a run.
 
     Args:
-        policy: The policy that decided in it.
-        readings: Of all requests.
         slo_s: The seconds within which the first part should have come; None for no such goal.
         part_slo_s: How far apart parts should have been on average; None for no such goal.
         rows: The mean number of streams in a step.
@@ -320,5 +317,4 @@ def report_on(
 
 
 def _quantile(values: Sequence[float], q: float) -> float:
-    """Return a quantile of sorted values; 0 if there are none."""
     return values[min(len(values) - 1, int(q * len(values)))] if values else 0.0

@@ -70,9 +70,6 @@ class Column(NamedTuple):
     """One figure of all policies.
 
     Attributes:
-        name: The heading.
-        value: The function from a report to the figure.
-        write: The function from the figure to its text.
         best: Whether the most or the least is best; None where neither is.
         comparable: Whether only policies with about the best goodput can be best, since dropping
             requests makes latencies short.

@@ -38,16 +38,14 @@ class Traffic:
     """Makes the requests of a run, and a record of them.
 
     Args:
-        servers: The stages; loads are shares of their capacity.
         slos: SLOs in seconds; each request has one of them.
         duration_s: How long requests arrive; None for the length of the (longest) trace.
         settle_s: How long requests arrive before those that count.
 
     Attributes:
         duration_s: How long requests arrive, as given or found.
-        record: Takes down the fates of the requests.
-        load: The mean arrival rate as a share of capacity; None with a closed loop,
-            because its rate depends on the answers.
+        load: The mean arrival rate as a share of capacity; None with a closed loop, because its
+            rate depends on the answers.
 
     Raises:
         ValueError: A duration makes no sense.
@@ -196,12 +194,7 @@ class Traffic:
         return Scene(duration_s, self.capacity(process))
 
     def capacity(self, process: Arrivals | None = None) -> float:
-        """Return the most requests per second that can be served for ever.
-
-        Args:
-            process: The process whose requests these are; None for those that bring no weights and
-                lengths.
-        """
+        """Return the most requests per second that can be served for ever."""
         known = self._features.weights_known
         return self._servers.capacity(self._mean_weight(process), weights_known=known, lengths=self._lengths(process))
 

@@ -1,9 +1,8 @@
 """Check that an item gets the same answer in company as alone.
 
-A model may mix up what shares a call without any error: a mean over the padding of the longest
-item, an attention mask that is missing, batch norm that is still in training mode, results in
-another order. No single request shows it, and callers see it only when there is load. So each item
-is run alone here, and then in random batches with the others. All of it follows from a seed.
+A model may mix up what shares a call without any error, such as by an attention mask that is
+missing, or results in another order. No single request shows it. So each item is run alone here,
+and then in random batches with the others. All of it follows from a seed.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ def check_batches(
 
 
 def _made(model: Any) -> Any:
-    """Return a model, or a function that takes a list."""
     inner = model
     while isinstance(inner, functools.partial):
         inner = inner.func
@@ -107,8 +105,6 @@ def _takes_something(function: Callable[..., Any]) -> bool:
 
 
 class _Check:
-    """One check; see `check_batches`."""
-
     def __init__(
         self,
         model: Any,
@@ -136,7 +132,6 @@ class _Check:
         self._alone: list[Any] = []
 
     async def run(self, rounds: int) -> None:
-        """Run each item alone, then all of them in company."""
         if self._is_ours:
             await self._invoker.set_up()
         try:
@@ -161,7 +156,6 @@ class _Check:
         return batches
 
     async def _run(self, batch: Sequence[int]) -> list[Any]:
-        """Return the answers of the items of a batch, each as a value of its own."""
         trouble: list[Trouble] = []
         results = await self._invoker.run([_copied(self._items[at]) for at in batch], trouble)
         return [_copied(result) for result in results]
@@ -177,7 +171,6 @@ class _Check:
         return answer
 
     async def _check(self, batch: list[int]) -> None:
-        """Compare the answers of the items of a batch with those that they get alone."""
         answers = await self._run(batch)
         for place, answer in enumerate(answers):
             if not self._is_same(answer, batch[place]):
@@ -228,7 +221,7 @@ def _shown(value: Any) -> str:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value that later calls do not change; as it is if it cannot be copied."""
+    """Return a value that later calls do not change, if it can be copied."""
     if type(value) is Failed:
         return value
     try:
@@ -241,7 +234,6 @@ def _copied(value: Any) -> Any:
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Report whether two answers are the same, but for rounding."""
     if _is_array(one) and _is_array(other):
         return _are_equal_arrays(one, other)
     if type(one) is not type(other):
@@ -274,7 +266,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a record; None if a value is none."""
     names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", None)
     names = names or getattr(type(value), "model_fields", None)
     return None if names is None else {name: getattr(value, name) for name in names}

@@ -1,8 +1,7 @@
 """Check that a policy keeps the contract of `policy/base.py`, on random schedules in virtual time.
 
 Arrivals, sizes, SLOs, priorities, cancellations and lost workers are random, and so are the times
-of batches, from which nothing can be learned. Every decision is examined. A schedule follows from
-its seed, so that a failure can be repeated.
+of batches, from which nothing can be learned. A schedule follows from its seed.
 """
 
 from __future__ import annotations
@@ -33,16 +32,11 @@ _FACTORS = (0.0, 0.5, 1.0, 1.0, 1.0, 3.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The arrival of one request.
+    """The arrival of one request, whose caller leaves after `cancelled_after_s`.
 
     Attributes:
-        after_s: How long after the one before it, in seconds.
-        slo_s: The SLO in seconds.
-        timeout_s: How long the caller waits, in seconds.
-        size: The size of the request.
-        priority: The priority of the request.
-        key: The key of the request; only requests with the same one share a batch.
-        cancelled_after_s: After how many seconds the caller leaves; None for never.
+        after_s: How long after the one before it.
+        timeout_s: How long the caller waits.
         worker_dies: Whether a worker that is busy at this moment dies.
     """
 
@@ -61,15 +55,6 @@ class Schedule:
     """A stage, and its events.
 
     A batch of n takes `(fixed_s + item_s * n)` seconds times one of the factors, which take turns.
-
-    Attributes:
-        arrivals: The requests, in order.
-        limit: The policy's `max_batch_size`.
-        workers: How many workers the stage has.
-        max_queue_delay_s: The policy's `max_queue_delay_s`.
-        fixed_s: The fixed seconds of a batch.
-        item_s: The seconds for each item of a batch.
-        factors: The factors.
     """
 
     arrivals: Sequence[Arrival]
@@ -120,19 +105,13 @@ def check_policy(make: MakePolicy, *, schedules: int = 200, seed: int = 0) -> No
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A schedule that has been run to its end."""
-
     driver: VirtualDriver
     policy: Policy
     requests: list[Request]
 
 
 def play(make: MakePolicy, schedule: Schedule) -> Played:
-    """Run one schedule until nothing more happens, and examine every decision.
-
-    Raises:
-        PolicyError: A decision breaks the contract, or requests are left over.
-    """
+    """Run one schedule to its end, and examine every decision; raises PolicyError."""
     made = make(schedule.limit, schedule.max_queue_delay_s)
     warn_if_former(made)
     policy = _examine(adapted(made))
@@ -184,7 +163,6 @@ def _random_arrival(dice: random.Random) -> Arrival:
 
 
 def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> Request:
-    """Let a request arrive at `now`, with all that will happen to it."""
     core = driver.core
     due = now + min(arrival.slo_s, arrival.timeout_s)
     lane = Lane(arrival.priority, arrival.key, 0)
@@ -197,7 +175,6 @@ def _arrive(driver: VirtualDriver, now: float, item: int, arrival: Arrival) -> R
 
 
 def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
-    """Check that requests which come one at a time are all served."""
     quiet = [Arrival(0.5, slo_s=0.4, timeout_s=0.45)] * 30
     fixed_s, item_s = dice.uniform(0.0001, 0.01), dice.uniform(0, 0.002)
     schedule = Schedule(quiet, dice.randint(1, 9), dice.randint(1, 3), None, fixed_s, item_s)
@@ -208,7 +185,6 @@ def _check_light_load(make: MakePolicy, dice: random.Random) -> None:
 
 
 def _examine(policy: Policy) -> Policy:
-    """Make a policy check each of its own decisions, and return it."""
     decide = policy.decide
     asked = count(1)
 
@@ -232,7 +208,6 @@ def _examine(policy: Policy) -> Policy:
 
 
 def _check(decision: Decision, now: float, queue: QueueView, free: int, limit: int) -> None:
-    """Raise PolicyError unless a decision can be carried out and leaves no request behind."""
     _require(len(set(decision.drop)) == len(decision.drop), "one request is dropped twice")
     _require(set(decision.drop) <= set(queue), "a request is dropped that is not in the queue")
     left = queue.size - sum(request.size for request in decision.drop)

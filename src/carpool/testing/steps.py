@@ -1,10 +1,9 @@
 """Check that streams which share the steps of a model get the parts that each gets alone.
 
-A model of steps keeps caches that carpool never looks into. Whether they are kept rightly shows
-only in company: when a row moves into a gap, when a stream rests while others go on, when one is
-built anew from its parts. So streams join, leave, pause and resume at random here, in the running
-sets that workers have, and every part is compared. All of it follows from a seed, so that a failure
-can be repeated.
+Whether a model keeps its caches rightly shows only in company: when a row moves into a gap, a
+stream rests while others go on, or one is built anew from its parts. So streams join, leave, pause
+and resume at random here, in the running sets that workers have, and every part is compared. All of
+it follows from a seed.
 """
 
 from __future__ import annotations
@@ -99,13 +98,7 @@ def check_steps(
 
 
 class _Limits(NamedTuple):
-    """The limits of a running set.
-
-    Attributes:
-        sizes: The most that the sizes of its streams may add up to.
-        size: Returns the size of an item.
-        rows: The most streams.
-    """
+    """The limits of a running set: of the sum of its streams' sizes, and of their number."""
 
     sizes: int
     size: Callable[[Any], int]
@@ -117,7 +110,6 @@ class _Alone:
     """The answer of an item by itself.
 
     Attributes:
-        parts: Its parts.
         end: Their end, in words; None if it was left.
         longest_silence: The most steps that one of them, or the end, has taken.
     """
@@ -133,12 +125,10 @@ class _Stream:
 
     Attributes:
         id: Its number, in the order of their arrival.
-        at: The position of its item among all items.
         n_heard: How many parts have come.
         raw: The parts as the model gave them, for `resume`.
         n_silent: How many steps it has had since its last part.
         rests: Whether it is paused.
-        history: Its history, in words.
     """
 
     id: int
@@ -150,29 +140,19 @@ class _Stream:
     history: list[str] = field(default_factory=list)
 
     def note(self, event: str) -> None:
-        """Remember an event."""
         parts = "1 part" if self.n_heard == 1 else f"{self.n_heard} parts"
         self.history.append(f"{event} after {parts}" if self.n_heard else event)
 
 
 class _Different(StepsError):
-    """A stream has got something else than its item alone.
-
-    Attributes:
-        stream: The stream.
-    """
-
     def __init__(self, text: str, stream: _Stream) -> None:
         super().__init__(text)
         self.stream = stream
 
 
 class _Watched:
-    """A model of which it is noted what its methods raise, since a running set lives on after that.
-
-    Attributes:
-        raised: The method that has raised first, how many streams it was called with, and what it
-            raised; None if none has.
+    """A model of which it is noted what its methods raise, since a running set lives on after that:
+    the method that has raised first, with how many streams, and what.
     """
 
     def __init__(self, model: Any, retrier: Retrier) -> None:
@@ -205,13 +185,6 @@ class _Watched:
 
 
 class _Worker:
-    """A model that has been set up, and its running set.
-
-    Attributes:
-        name: How it is called in a failure.
-        streams: Those in the set, by id.
-    """
-
     def __init__(self, model: Any, traits: Traits, name: str, *, may_wait: bool) -> None:
         self.name = name
         self.streams: dict[int, _Stream] = {}
@@ -228,7 +201,6 @@ class _Worker:
 
     @property
     def can_step(self) -> bool:
-        """Whether there is a stream that does not rest."""
         return self._runner.has_running
 
     async def call_hook(self, name: str, *arguments: Any) -> Any:
@@ -251,11 +223,9 @@ class _Worker:
         return self._checked(await self._runner.follow(order, rows), order.leave)
 
     async def step(self) -> Outs:
-        """Make one step of all streams that do not rest, and return what has come of it."""
         return self._checked(await self._runner.step(), ())
 
     def _checked(self, outs: Outs, left: Sequence[int]) -> Outs:
-        """Return what has come of the streams, unless a method has raised."""
         if self._watched.raised is None:
             return outs
         method, n, error = self._watched.raised
@@ -267,8 +237,6 @@ class _Worker:
 
 
 class _Check:
-    """One check; see `check_steps`."""
-
     def __init__(
         self,
         make: Callable[[], Any],
@@ -296,7 +264,6 @@ class _Check:
         self._waiting = deque(_Stream(id, at) for id, at in enumerate(self._turns(n)))
 
     async def run(self) -> None:
-        """Run each item alone, then all of them in company."""
         for at in range(len(self._xs)):
             self._alone.append(await self._run_alone(at))
         try:
@@ -308,7 +275,6 @@ class _Check:
             raise StepsError(f"{error}. {text}") from None
 
     async def _run_together(self) -> None:
-        """Run all streams in company, and compare whatever comes of them."""
         names = ("one worker", "the other worker") if self._traits.can_resume else ("the worker",)
         self._workers = [await self._new_worker(name) for name in names]
         while self._waiting or any(worker.streams for worker in self._workers):
@@ -323,7 +289,6 @@ class _Check:
     # -- alone
 
     async def _run_alone(self, at: int) -> _Alone:
-        """Return the answer of an item by itself, from a model of its own."""
         worker, alone = await self._new_worker("a worker of its own"), _Alone()
         stream = _Stream(0, at)
         try:
@@ -357,7 +322,6 @@ class _Check:
     # -- in company
 
     async def _turn(self, worker: _Worker, unrest: float, crowd: float) -> None:
-        """Do at random what may happen at a boundary, and make one step."""
         order = OrderHead()
         for stream in worker.streams.values():
             self._unsettle(stream, order, unrest)
@@ -371,7 +335,6 @@ class _Check:
             self._hear(worker, await worker.step())
 
     def _unsettle(self, stream: _Stream, order: OrderHead, unrest: float) -> None:
-        """Add to an order what happens to a stream at random."""
         alone = self._alone[stream.at]
         life = max(1, len(alone.parts))
         x = self._dice.random()
@@ -395,7 +358,6 @@ class _Check:
             self._waiting.insert(self._dice.randint(0, min(3, len(self._waiting))), stream)
 
     def _newcomers(self, worker: _Worker, leave: Sequence[int]) -> list[_Stream]:
-        """Take some streams that fit into a worker from those that wait."""
         stay = [stream for stream in worker.streams.values() if stream.id not in leave]
         used = sum(self._size(stream) for stream in stay)
         joining: list[_Stream] = []
@@ -418,7 +380,6 @@ class _Check:
     # -- comparing
 
     def _hear(self, worker: _Worker, outs: Outs) -> None:
-        """Compare the parts of streams with those that they should have had."""
         for row, kind, value, raw in outs:
             stream = worker.streams[row.id]
             alone = self._alone[stream.at]
@@ -485,7 +446,6 @@ def _is_part(kind: int, value: Any) -> bool:
 
 
 def _end_of(value: Any) -> str:
-    """Return in words how a stream has ended."""
     return f"fails with {named_text_of(value.error)}" if type(value) is Failed else "has ended"
 
 
@@ -494,7 +454,6 @@ def _shown(value: Any) -> str:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Report whether two parts are the same: of arrays, whether shapes and elements are."""
     if getattr(a, "shape", None) != getattr(b, "shape", None):
         return False
     same = a == b

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.prepared import run
 from tests.support.serving import serve
 from tests.support.signs import result_of
 from tests.support.waiting import wait_until
@@ -86,9 +87,9 @@ def command(place: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def score(place: Path, *arguments: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
     """Run it to its end: status, output and what it says."""
-    process = command(place, *arguments)
-    out, err = process.communicate(stdin, timeout=60)
-    return process.returncode, out, err.decode()
+    env = {**os.environ, "COLUMNS": "200"}
+    done = run("-m", "carpool", "score", *arguments, env=env, cwd=place, stdin=stdin, timeout=60)
+    return done.returncode, done.stdout, done.stderr.decode()
 
 
 def test_lines_are_answered_in_order(place: Path) -> None:

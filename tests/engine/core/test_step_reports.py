@@ -35,7 +35,7 @@ def seen(requests: list[Request]) -> list[Any]:
     """All that a report can change in streams."""
     return [
         (
-            *(request.state, request.deadline, request.stream.parts, request.stream.heard, request.stream.next_due),
+            *(request.state, request.deadline, request.stream.parts, request.stream.part_at, request.stream.next_due),
             *(request.stream.kept, request.stream.kept_bytes, str(request.error)),
         )
         for request in requests

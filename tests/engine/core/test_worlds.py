@@ -31,6 +31,17 @@ SCHEDULES = int(os.environ.get("CARPOOL_CHAOS_SCHEDULES", share(3_000)))
 SEED = os.environ.get("CARPOOL_CHAOS_SEED")
 REACHING = 700
 """So many of the first schedules are played by the test that also looks at what they reach, and need not be twice."""
+REACHED = frozenset(
+    [
+        *("ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"),
+        *("too_large", "request_crashed_worker", "survived a crash", "bad_result", "read parts"),
+        *("went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"),
+        *("lay ahead when it expired", "went ahead behind another", "drained", "held back for room"),
+        *("lent", "answered alone", "taken back amid a call", "recalled"),
+        *("gone while it was lent", "to go while it was lent"),
+        *("a stage shared by several nodes", "parallel", "route", "turn", "each"),
+    ]
+)
 
 
 @pytest.mark.parametrize("seed", [9115])
@@ -58,7 +69,10 @@ def test_the_core_under_dice_that_can_be_made_smaller(random: Random) -> None:
 
 @pytest.mark.timeout(300 + REACHING / 10)
 def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
-    """The random schedules reach all outcomes, all policies and all that graphs can do, the rare ones too."""
+    """The random schedules reach all outcomes, all policies and all that graphs can do, the rare ones too.
+
+    The quick run ends where they have.
+    """
     seen: set[str] = set()
     for seed in range(REACHING):
         world = play(seed)
@@ -73,13 +87,9 @@ def test_chaos_reaches_what_it_is_meant_to_reach() -> None:
         if any(crew.lobby.is_shared for crew in world.crews):
             seen.add("a stage shared by several nodes")
         seen |= {kind for kind in ("parallel", "route", "turn", "each") if kind in repr(world.shapes)}
-    expected = {"ok", "cancelled", "deadline_exceeded", "overloaded", "model_error", "worker_lost", "unavailable"}
-    assert seen >= expected | {"too_large", "request_crashed_worker", "survived a crash", "bad_result", "read parts"}
-    assert seen >= {"went ahead", "lay ahead when its worker was lost", "lay ahead when it was cancelled"}
-    assert seen >= {"lay ahead when it expired", "went ahead behind another", "drained", "held back for room"}
-    assert seen >= {"lent", "answered alone", "taken back amid a call", "recalled"}
-    assert seen >= {"gone while it was lent", "to go while it was lent"}
-    assert seen >= {"a stage shared by several nodes", "parallel", "route", "turn", "each"}
+        if seed >= SCHEDULES and seen >= REACHED:
+            break
+    assert seen >= REACHED, REACHED - seen
 
 
 def test_a_failing_schedule_tells_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from carpool.engine.policy.steps import SetView, StepPolicy
 from carpool.engine.request import DEFAULT_LANE, DONE, NEW, QUEUED, RUNNING, Lane, Request, Stream
 from carpool.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, Unavailable
 from tests.support.pipelines import Listed, state_of
-from tests.support.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice
+from tests.support.shapes import Early, Fate, Made, Shape, choose, compute, declared, dice, failed
 from tests.support.steps import Said, State, StubWorker, columns, end_of, part_of
 
 POLICIES: dict[str, Callable[..., Policy]] = {
@@ -1191,7 +1191,7 @@ class WorldContent(Plain):
     def as_value(self, error: Exception, accept: int) -> Any:
         if not str(error).startswith("of "):
             self.world.happened.add("a loss is a value")
-        return ("failed", str(error))
+        return failed(str(error))
 
 
 def place_of(request: Request) -> float:

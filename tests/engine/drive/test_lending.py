@@ -476,7 +476,7 @@ class Side:
             self.core.unanswered,
             batcher._batch_ids,
         ]
-        times = [getattr(batcher.times, name) for name in batcher.times.__slots__]
+        times = [*vars(batcher.times).values()]
         learned = times, flat(batcher.lobby.policy), batcher.running, batcher.idle
         of_stage = {
             name: value for name, value in vars(stats.stages[0]).items() if type(value) in (int, dict, set, str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import resource
 import signal
@@ -85,7 +86,7 @@ PROGRAM = """
             with carpool.Service(carpool.Stage(models.Talks)).run() as service:
                 answers = [service.predict("x") for _ in range(3)]
         opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
-        open(sys.argv[1], "w").write(f"{before} {answers} {opened.count('/dev/null') + len(before)}")
+        open(sys.argv[1], "w").write(repr((before, answers, opened.count("/dev/null"))))
 """
 
 
@@ -108,7 +109,7 @@ def test_a_program_without_standard_descriptors(closed: str, tmp_path: Path) -> 
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    left = sorted({0, 1, 2} - {int(part[0]) for part in closed.split()})
-    said = (tmp_path / "said").read_text()
-    assert said.startswith(f"{left} ['x', 'x', 'x'] ")
-    assert int(said.split()[-1]) >= 3
+    before, answers, nulls = ast.literal_eval((tmp_path / "said").read_text())
+    assert {0, 1, 2} - {int(part[0]) for part in closed.split()} <= set(before)  # libffi may have opened its own file
+    assert answers == ["x", "x", "x"]
+    assert nulls + len(before) >= 3

@@ -22,7 +22,7 @@ from carpool.engine.drive.callers import PAUSE_BYTES
 from carpool.engine.drive.pools import _parts_of
 from carpool.engine.wire import order as wire
 from carpool.engine.wire.frame import Frame, FrameKind
-from carpool.engine.worker import step_loop
+from carpool.engine.worker import serve
 from tests.effort import slow_where
 from tests.support.parts import (
     Counting,
@@ -532,7 +532,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(spoil: Callable[[Frame], 
     streams go on with its successor.
     """
     frames = 0
-    pack = step_loop._frame_of
+    pack = serve._frame_of
 
     def spoilt(*arguments: Any) -> Frame:
         nonlocal frames
@@ -540,7 +540,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(spoil: Callable[[Frame], 
         frame = pack(*arguments)
         return spoil(frame) if frames == 4 else frame
 
-    monkeypatch.setattr(step_loop, "_frame_of", spoilt)
+    monkeypatch.setattr(serve, "_frame_of", spoilt)
     with Service(Stage(Resuming, max_batch_size=4, run_in="thread")).run() as s:
         assert both(s, 9, 12) == [up_to(9), up_to(12)]
         assert s.stats().stages[0].restarts == 1

@@ -19,25 +19,43 @@ from tests.support.waiting import PATIENCE_S
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no priority is lowered")
 libc = ctypes.CDLL(None)
 
+USUAL = min(os.getpriority(os.PRIO_PROCESS, 0), 10)  # from the lowest priority nothing could be lowered
 THERE_AND_BACK = "import os; old = os.nice(0); os.nice(1); os.setpriority(os.PRIO_PROCESS, 0, old)"
 
 
+def be_usual() -> None:
+    """Have what is executed next begin with the usual priority, whatever that of the tests is."""
+    os.setpriority(os.PRIO_PROCESS, 0, USUAL)
+
+
 def renounce() -> None:
-    """Have what is executed next lack any permission to raise its priority, as most users do."""
+    """Have what is executed next lack any permission to raise its priority, too, as most users do."""
     import resource
 
+    be_usual()
     pr_capbset_drop, cap_sys_nice = 24, 23
     libc.prctl(pr_capbset_drop, cap_sys_nice, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
 
 
-def goes_there_and_back(prepare: Callable[[], None] | None = None) -> bool:
+def _may_be_usual() -> bool:
+    """Report whether a process may have the usual priority."""
+    try:
+        return subprocess.run([sys.executable, "-c", ""], preexec_fn=be_usual).returncode == 0
+    except subprocess.SubprocessError:
+        return False
+
+
+may_be_usual = _may_be_usual()
+
+
+def goes_there_and_back(prepare: Callable[[], None] = be_usual) -> bool:
     command = [sys.executable, "-c", THERE_AND_BACK]
     return subprocess.run(command, capture_output=True, preexec_fn=prepare).returncode == 0
 
 
 def run(
-    tmp_path: Path, *more: str, is_lowered: bool = True, prepare: Callable[[], None] | None = None
+    tmp_path: Path, *more: str, is_lowered: bool = True, prepare: Callable[[], None] = be_usual
 ) -> list[dict[str, Any]]:
     """What `priorities.py` prints, of both workers, in order."""
     command = [sys.executable, "-m", "tests.engine.drive.priorities", str(is_lowered), str(tmp_path / "first")]
@@ -58,9 +76,9 @@ def run(
 @pytest.fixture
 def usual() -> int:
     """The usual nice value; a test is skipped that needs permission to go back to it."""
-    if not goes_there_and_back():
+    if not may_be_usual or not goes_there_and_back():
         pytest.skip("needs root, or a nice limit")
-    return os.getpriority(os.PRIO_PROCESS, 0)
+    return USUAL
 
 
 def test_a_worker_that_loads_beside_others_has_a_lower_priority_until_it_has_loaded(tmp_path: Path, usual: int) -> None:
@@ -82,9 +100,9 @@ def test_a_worker_has_its_priority_back_when_no_other_serves_any_more(tmp_path: 
     assert (second["loading"], second["hurried"], second["serving"]) == (min(usual + 5, 19), usual, [usual])
 
 
+@pytest.mark.skipif(not may_be_usual, reason="runs at the lowest priority, and may not raise it")
 def test_no_worker_has_a_lower_priority_that_it_could_not_lose(tmp_path: Path) -> None:
     """Where a process may not raise its priority, no worker is started with a lower one."""
     assert not goes_there_and_back(renounce)
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
     first, second = run(tmp_path, is_lowered=False, prepare=renounce)
-    assert (first["loading"], first["serving"]) == (second["loading"], second["serving"]) == (usual, [usual])
+    assert (first["loading"], first["serving"]) == (second["loading"], second["serving"]) == (USUAL, [USUAL])

@@ -371,7 +371,7 @@ def test_a_part_costs_less_than_a_microsecond() -> None:
     for step in range(200):
         for request, _ in parts:
             assert request.stream is not None
-            request.stream.heard = float(step)
+            request.stream.part_at = float(step)
         began = time.perf_counter()
         streams.handed_on(parts)
         best_s = min(best_s, time.perf_counter() - began)

@@ -18,7 +18,7 @@ class Link:
     def __init__(self, *frames: Frame) -> None:
         self.frames = list(frames)
         self.sent: list[Frame] = []
-        self.heard_at = 0.0
+        self.came_at = 0.0
 
     async def receive(self) -> Frame | None:
         return self.frames.pop(0) if self.frames else None

@@ -15,7 +15,7 @@ def test_an_offset_is_never_too_small(truth: float, messages: list[tuple[float, 
     quickest = float("inf")
     for pause_s, way_s in messages:
         now += pause_s
-        clocks.heard(now - truth, now + way_s)
+        clocks.learn(now - truth, now + way_s)
         quickest = min(quickest, way_s)
         assert clocks.offset_s is not None
         assert truth - 1e-6 <= clocks.offset_s <= truth + quickest + 1200 * 2e-4 + 1e-6
@@ -26,6 +26,6 @@ def test_clocks_that_drift_apart_are_followed() -> None:
     """An estimate that has become too small is given up in time: clocks drift, and the least of long ago misleads."""
     clocks = ClockOffset()
     for second in range(100_000):
-        clocks.heard(second * (1 - 1e-4), second + 0.001)
+        clocks.learn(second * (1 - 1e-4), second + 0.001)
     assert clocks.offset_s is not None
     assert abs(clocks.offset_s - 10.0) < 0.01

@@ -25,7 +25,7 @@ from carpool.engine.wire.frame import Frame, FrameKind
 from carpool.engine.wire.outcome import read_report
 from carpool.engine.wire.payload import JSON, MSGPACK, OBJECT, RAW, Scalars, dump, load
 from carpool.engine.worker.answer import BatchAnswerer
-from carpool.engine.worker.step_loop import StepAnswerer
+from carpool.engine.worker.serve import StepAnswerer
 from carpool.engine.worker.steps import Outs, Row
 from carpool.model import traits_of
 from tests.support.properties import PROPERTY

@@ -326,7 +326,7 @@ def test_a_warm_up_that_runs_out_of_memory_says_so_and_times_what_fits() -> None
 
 def test_calls_of_the_warm_up_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of the warm-up are not reported: they belong to no batch, and have no limit."""
-    monkeypatch.setattr("carpool.engine.worker.step_loop._REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr("carpool.engine.worker.serve._REPORT_EVERY_S", -1.0)
     link = Link(batch(7, 1, 2, 3, 4))
     live(link, Narrow, warm_up=(1, 2, 4))
 
@@ -335,7 +335,7 @@ def test_calls_of_the_warm_up_are_not_reported(monkeypatch: pytest.MonkeyPatch) 
 
 def test_calls_soon_after_the_batch_has_come_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage counts from when it has sent a batch, so a report soon after that would only wake it."""
-    monkeypatch.setattr("carpool.engine.worker.step_loop._REPORT_EVERY_S", 100.0)
+    monkeypatch.setattr("carpool.engine.worker.serve._REPORT_EVERY_S", 100.0)
     link = Link(batch(7, 1, 2, 3, 4), batch(8, 1, 2, 3, 4))
     live(link, Narrow, warm_up=())
 

@@ -1,8 +1,7 @@
 """Reads for `carpool score` the rows of NDJSON, CSV and Parquet, one after the other.
 
 A column of a Parquet file gets a type that keeps each of its values as it is, or JSON text where
-none does. pyarrow would decide by the rows that it sees first, and make 1.0 of `true` among floats,
-1 of 1.5 among whole numbers, and nothing of a field that the first object lacks.
+none does. pyarrow would decide by the rows that it sees first.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class InputRow(NamedTuple):
         line: Its JSON as it was read; None if it is of a table.
         values: Its fields by name, in a table.
         are_texts: Whether these are texts that may stand for something else, as in CSV.
-        problem: Why it cannot be read; None if it can.
     """
 
     line: bytes | None
@@ -162,12 +160,7 @@ def _problem_of(fields: list[str], n: int) -> str | None:
 
 
 def candidates(row: InputRow, kind: Any) -> Iterator[Any]:
-    """Yield the items that a row of a table may stand for, the likeliest first.
-
-    Args:
-        row: Of a table, without a problem.
-        kind: The type of the model's items; `Any` if it is not known.
-    """
+    """Yield the items that a row of a table may stand for, the likeliest first."""
     fields = row.values
     if row.are_texts:
         if kind is not Any:

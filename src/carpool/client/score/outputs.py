@@ -102,14 +102,8 @@ def is_open_already(path: str) -> bool:
 class File:
     """A file or pipe that is written without a buffer, so that a killed process loses nothing.
 
-    It has what pyarrow asks of one.
-
     Args:
-        path: Of the file; see `is_open_already`.
         keep: How many bytes at its beginning are kept, unless it is a pipe or a device.
-
-    Attributes:
-        closed: Whether it is.
     """
 
     def __init__(self, path: str, keep: int) -> None:
@@ -125,7 +119,6 @@ class File:
             os.lseek(self._fd, keep, os.SEEK_SET)
 
     def write(self, data: Any) -> int:
-        """Write all of it."""
         view = memoryview(data).cast("B")
         nbytes = len(view)
         while view:
@@ -134,14 +127,12 @@ class File:
         return nbytes
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
         return self._written
 
     def flush(self) -> None:
         """Do nothing: nothing is kept back."""
 
     def close(self) -> None:
-        """Close it, unless it was open already."""
         if not self.closed and self._is_ours:
             os.close(self._fd)
         self.closed = True
@@ -150,10 +141,6 @@ class File:
 class _Mended:
     """A file of answers in which those of failed rows are replaced by new ones. The old file stays
     as it is until all have come.
-
-    Args:
-        path: Of the file.
-        done: Its content.
     """
 
     def __init__(self, path: str, done: EarlierRun) -> None:
@@ -168,11 +155,9 @@ class _Mended:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is a new answer for each row that had failed."""
         return not self._places
 
     def write(self, answer: bytes) -> None:
-        """Write the next new answer, and the old ones before it."""
         place = self._places.popleft()
         self._copy(place.begin)
         self._new.write(answer)
@@ -190,7 +175,6 @@ class _Mended:
         return nbytes
 
     def give_up(self) -> None:
-        """Leave the old file as it is."""
         self._old.close()
         self._new.close()
         os.unlink(self._beside)
@@ -209,8 +193,6 @@ class RowsFile:
     """A file of NDJSON or CSV, with a row for each answer.
 
     Args:
-        path: Of the file; "-" for the standard output.
-        rows: Makes the rows.
         done: Its content, which stays.
         is_retried: Whether the first answers take the places of errors that are in it.
     """
@@ -258,7 +240,6 @@ class LineRows:
         return answers
 
     def written(self, answers: Sequence[Answer]) -> list[bytes]:
-        """Return a row for each answer."""
         rows = [answer.result + b"\n" for answer in answers]
         if entries.are_plain(b"".join(rows)):
             return rows
@@ -274,10 +255,6 @@ class SheetRows:
     name if answers have such a field.
 
     The header is made of the first good answer, and of what is known of the others.
-
-    Args:
-        header: That of the file, if it has one.
-        fields: The names of fields that answers may have, as far as they are known.
     """
 
     def __init__(self, header: Sequence[str], fields: Sequence[str] = ()) -> None:
@@ -306,7 +283,6 @@ class SheetRows:
 
     @property
     def _has_results(self) -> bool:
-        """Whether whole results stand in one column."""
         return self._columns == [_RESULT, _mark_beside([_RESULT])]
 
     def _fitted(self, answer: Answer) -> Answer:
@@ -359,7 +335,6 @@ class SheetRows:
         return text.removesuffix("\r\n").encode() + b"\n"
 
     def write(self, text: str) -> None:
-        """Take the text that the csv module writes."""
         self._texts.append(text)
 
 
@@ -381,9 +356,6 @@ class ParquetFile:
 
     The types of its columns are those of all answers. So these lie in a temporary file until all
     have come.
-
-    Args:
-        path: Of the file; "-" for the standard output.
     """
 
     def __init__(self, path: str) -> None:
@@ -439,7 +411,6 @@ class ParquetFile:
 
 
 def _fields_in(result: bytes) -> dict[str, Any]:
-    """Return a result by column."""
     value = _decode(result)
     return value if isinstance(value, dict) else {_RESULT: value}
 
@@ -511,7 +482,6 @@ class Errors:
     """The file of errors: a line for each row that has failed, with its number.
 
     Args:
-        path: Of the file.
         done: The work that was done before. Errors of later rows are dropped, since these are run
             again.
         is_retried: Whether those of earlier rows are, too: they stay until `forget` is called.
@@ -555,5 +525,4 @@ class Errors:
             self._held = None
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

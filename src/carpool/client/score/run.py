@@ -79,15 +79,7 @@ def failed(error: BaseException) -> Answer:
 
 
 class _Unfit:
-    """The rows that are not sent, which have their errors in their places among the answers.
-
-    Args:
-        rows: All of them.
-        item_of: Makes an item of a row, or raises a `CarpoolError`.
-
-    Attributes:
-        errors: For each row without an answer its error, or None if it was sent.
-    """
+    """The rows that are not sent, which have their errors in their places among the answers."""
 
     def __init__(self, rows: Iterable[InputRow], item_of: Callable[[InputRow], Any]) -> None:
         self._rows = rows
@@ -95,7 +87,6 @@ class _Unfit:
         self.errors: deque[Answer | None] = deque()
 
     def items(self) -> Iterator[Any]:
-        """Yield the items of the rows that fit."""
         for row in self._rows:
             try:
                 if row.problem is not None:
@@ -108,7 +99,6 @@ class _Unfit:
                 yield item
 
     def rest(self) -> list[Answer]:
-        """Return the errors after the last answer."""
         return [error for error in self.errors if error is not None]
 
 
@@ -244,13 +234,9 @@ class Job(NamedTuple):
     """The rows that are scored.
 
     Attributes:
-        source: The file of rows; "-" for the standard input.
         out: The file of answers; "-" for the standard output.
         errors: The file of errors; None for none.
-        in_format: Of the rows; None for what the name of the file says.
-        out_format: Of the answers; None for what the name of the file says.
         resume: Whether an earlier run is gone on with.
-        retry_failed: Whether rows that failed in it are tried again.
     """
 
     source: str

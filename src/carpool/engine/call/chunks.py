@@ -17,7 +17,6 @@ from typing import Any
 
 
 def cannot_join(what: str) -> TypeError:
-    """Return the error for a chunk that cannot be joined to others."""
     return TypeError(
         f"merge=True cannot join and cut up {what}: it knows lists, numpy arrays, torch tensors, data frames and series"
         " of pandas and polars, tables, record batches and arrays of pyarrow, and dicts of these. Use one of these, or"
@@ -29,7 +28,6 @@ class ChunkKind(ABC):
     """Counts, compares, joins and cuts up chunks of one type."""
 
     def count_rows(self, x: Any) -> int:
-        """Return how many rows a chunk has."""
         return len(x)
 
     @abstractmethod
@@ -45,7 +43,6 @@ class ChunkKind(ABC):
         """Return one chunk of several that are alike, one after the other."""
 
     def cut(self, x: Any, begin: int, end: int) -> Any:
-        """Return the rows of a chunk from `begin` to before `end`."""
         return x[begin:end]
 
 
@@ -234,11 +231,7 @@ _known: dict[type, ChunkKind] = {list: _Lists(), dict: _DICTS}
 
 
 def kind_of(x: Any) -> ChunkKind:
-    """Return the kind of a chunk.
-
-    Raises:
-        TypeError: It is of an unknown kind.
-    """
+    """Raises TypeError for an unknown kind."""
     return _known.get(type(x)) or _recognise(type(x))
 
 
@@ -265,10 +258,8 @@ def _name_of(cls: type) -> str:
 
 
 def common_count(counts: dict[Any, int]) -> int:
-    """Return the number of rows that all parts of a dict have.
-
-    Raises:
-        ValueError: The parts have different numbers of rows, or there are no parts.
+    """Return the number of rows that all parts of a dict have. Raises ValueError if they differ, or
+    there are none.
     """
     if len(set(counts.values())) != 1:
         raise ValueError(f"all parts of a chunk must have the same number of rows, not {counts}")
@@ -279,18 +270,14 @@ def count_rows(x: Any) -> int:
     """Return how many rows a chunk has.
 
     Raises:
-        TypeError: The chunk is of a kind that cannot be joined and cut up.
-        ValueError: It is a dict whose parts have different numbers of rows, or which has no parts.
+        TypeError: The chunk is of an unknown kind.
+        ValueError: As in `common_count`.
     """
     return kind_of(x).count_rows(x)
 
 
 def likeness(x: Any) -> Hashable:
-    """Return what is equal in chunks that may be joined.
-
-    Raises:
-        TypeError: This one cannot be joined to any.
-    """
+    """See `ChunkKind.likeness`."""
     return kind_of(x).likeness(x)
 
 
@@ -300,5 +287,4 @@ def join(chunks: list[Any]) -> Any:
 
 
 def cut(x: Any, begin: int, end: int) -> Any:
-    """Return the rows of a chunk from `begin` to before `end`."""
     return kind_of(x).cut(x, begin, end)

@@ -2,13 +2,11 @@
 
     preprocess -> predict -> postprocess
 
-An item's fault stays its own. Every step works on the items that have not failed so far; an item
-that fails turns into `Failed`, and the others go on. What happens when a batch call fails is in
-`call/retry.py`.
+An item that fails turns into `Failed`, and the others go on. `call/retry.py` has failures of batch
+calls.
 
-All of it is written as coroutines, so that the user's code may be `def` or `async def`. Where
-nothing is async, nothing is ever suspended, and `results.run_now` runs it to its end without an
-event loop.
+All of it is coroutines, as the user's code may be `async def`. Where nothing is, nothing is ever
+suspended, and `results.run_now` needs no event loop.
 """
 
 from __future__ import annotations
@@ -35,11 +33,8 @@ class Invoker:
     Args:
         model: What the user gave; an instance stays as it is.
         kwargs: For its constructor, or for each call of a function.
-        traits: What `traits_of` read off it.
-        retrier: Makes batch calls, and makes them again where they fail.
         batched: Whether `predict` takes a list.
-        before_next_call: Called before each call of a batch but the first; None if nothing is to be
-            called.
+        before_next_call: Called before each call of a batch but the first.
         allowed_batch_sizes: Numbers of items that `predict` is called with, rising; smaller batches
             are padded. None for any number.
         in_predict: Called as each call of `predict` begins, as part of it.
@@ -90,11 +85,9 @@ class Invoker:
         self.runs_arrays = is_plain_call and traits.takes_array and not retrier.may_wait
 
     async def set_up(self) -> None:
-        """Call the model's `setup`. Raises what that raises."""
         await self._call_hook("setup")
 
     async def tear_down(self) -> None:
-        """Call the model's `teardown`. Raises what that raises."""
         await self._call_hook("teardown")
 
     async def preprocess(self, values: list[Any], trouble: list[Trouble]) -> list[Any]:
@@ -123,9 +116,7 @@ class Invoker:
         """Run the hooks and `predict` over items. Return as many results, in the same order.
 
         Args:
-            values: The items; some may be `Failed` already.
             trouble: Whatever happens besides is appended to this.
-            all_ok: Whether it is known that no item is `Failed`.
             until: The time from which nobody waits for the results.
             again: Returns items as they came, for calls after the first; None to give the same
                 objects.
@@ -166,7 +157,6 @@ class Invoker:
     async def _postprocess_all(
         self, postprocess: Callable[..., Any], values: list[Any], results: list[Any], trouble: list[Trouble]
     ) -> list[Any]:
-        """Call `postprocess` for all results."""
         if self._batched and len(results) > 1:  # they wait while it is called for one after the other
             results = [y if type(y) is Failed else self.retrier.own(y, handed_on=True) for y in results]
         if not self.traits.postprocess_takes_x:
@@ -177,10 +167,7 @@ class Invoker:
     def run_now(
         self, values: list[Any], trouble: list[Trouble], until: float = inf, again: Again | None = None
     ) -> list[Any]:
-        """Run items of which none has failed, where nothing waits.
-
-        A model without hooks is called directly.
-        """
+        """Run items of which none has failed, where nothing waits."""
         if not self._only_predicts:
             return run_now(self.run(values, trouble, all_ok=True, until=until, again=again))
         self._calls = 1
@@ -193,11 +180,8 @@ class Invoker:
         """Run items that are the rows of one array, where nothing waits; `predict` may change it.
 
         A part of the fast path `whole_arrays`: the same outcome as that of `run` with `ArrayRows`,
-        see tests/engine/worker/test_fast_paths.py. No row is looked at by itself.
-
-        Returns:
-            The results as a list; or the array that `predict` returned, if its rows are the
-            results.
+        see tests/engine/worker/test_fast_paths.py. No row is looked at by itself, so the result may
+        be the array that `predict` returned.
         """
         self._calls = 1
         returned: Any
@@ -231,15 +215,14 @@ class Invoker:
         until: float,
         again: Again | None = None,
     ) -> list[Any]:
-        """Call `function` over all values at once; see `retry.Retrier.call`."""
         if not values:
             return []
         call = self.retrier.call
         return await call(self._counted(function), values, trouble, positions=positions, until=until, again=again)
 
     async def for_each(self, step: Callable[[Any], Any], values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Call `step`, which is user code, for each value that has not failed, by itself. What it
-        returns is for the model's hooks.
+        """Call `step`, user code, for each value that has not failed, by itself, with results for
+        the model's hooks.
         """
         return await self._for_each(self._counted(step), values, trouble, handed_on=True, waits=True)
 
@@ -289,7 +272,6 @@ class Invoker:
         until: float,
         again: Again | None,
     ) -> list[Any]:
-        """Call `predict` with one array, or with one for each kind of items."""
         call, pad = self.retrier.call, self._pad
         if type(values) is ArrayRows:
             return await call(stacking(predict, values), values, trouble, pad=pad, until=until, again=again)
@@ -315,17 +297,11 @@ class Invoker:
         handed_on: bool = False,
         waits: bool = False,
     ) -> list[Any]:
-        """Call `step` for each item that has not failed, by itself.
+        """Call `step`, user code, for each item that has not failed, by itself.
 
         What a call has returned is copied before the next one, which may fill the same memory.
-
-        Args:
-            step: User code.
-            values: The items.
-            trouble: Whatever happens besides is appended to this.
-            handed_on: Whether what it returns only goes to the next hook.
-            waits: Whether user code is called before all of it is read, so that the last result is
-                copied, too.
+        `handed_on` says that it only goes to the next hook, and `waits` that user code is called
+        before all of it is read, so that the last result is copied, too.
         """
         done: list[Any] = []
         made = -1  # the position of the last result that may change
@@ -352,9 +328,8 @@ class Invoker:
         return done
 
     def _counted(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `function`, with every call of a batch but the first announced.
-
-        So the hang limit is the limit of a single call.
+        """Return `function`, with every call of a batch but the first announced: the hang limit is
+        for one call.
         """
         before_next_call = self._before_next_call
         if before_next_call is None:
@@ -370,9 +345,6 @@ class Invoker:
 
 
 def _fail_returned_errors(results: list[Any]) -> list[Any]:
-    """Return the results, with a `Failed` for each exception that was returned in the place of a
-    result.
-    """
     for kind in set(map(type, results)):
         if issubclass(kind, BaseException):
             return [Failed(y) if issubclass(type(y), BaseException) else y for y in results]
@@ -380,7 +352,6 @@ def _fail_returned_errors(results: list[Any]) -> list[Any]:
 
 
 def is_async(model: AnyModel | Model) -> bool:
-    """Report whether `predict` or a hook of the model is `async def`."""
     while isinstance(model, partial):
         model = model.func
     if isinstance(model, type) or is_model_object(model):

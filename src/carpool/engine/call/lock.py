@@ -88,9 +88,6 @@ class WithoutTimeout:
         self._leave = leave
 
     def acquire(self, *, timeout: float) -> bool:
-        """Take the lock, however long that takes; return False if it took longer than `timeout`
-        seconds.
-        """
         until = monotonic() + timeout
         if self._enter() is False:
             return False
@@ -100,7 +97,6 @@ class WithoutTimeout:
         return False
 
     def release(self) -> None:
-        """Release the lock."""
         self._leave()
 
 
@@ -137,7 +133,6 @@ def execution_lock(lock: Any, name: str) -> ExecutionLock:
 
 
 def is_async_lock(lock: object) -> bool:
-    """Report whether the lock is for an `async with`."""
     kind = type(lock)
     return not isinstance(lock, type) and hasattr(kind, "__aenter__") and hasattr(kind, "__aexit__")
 
@@ -155,7 +150,6 @@ def can_be_tried(lock: object) -> bool:
 
 
 def _takes_timeout(acquire: Any) -> bool:
-    """Report whether `acquire` takes a time to wait."""
     if isinstance(getattr(acquire, "__self__", None), _BUILT_IN):
         return True
     try:

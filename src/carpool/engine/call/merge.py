@@ -1,16 +1,14 @@
 """Chunks of rows instead of items: callers' chunks become one merged input, and its output is cut
 up again by rows.
 
-`merge=True` joins and cuts up the kinds of chunks that `call/chunks.py` has.
-`merge=carpool.pad(...)` joins arrays of different lengths as well: it pads the shorter ones and
-passes their lengths to the function. Anything else needs `merge=` and `split=` functions.
+`merge=True` takes the kinds of chunks that `call/chunks.py` has, `merge=carpool.pad(...)` arrays of
+different lengths as well; anything else needs `merge=` and `split=` functions.
 
-A function's output is cut up by rows and never along another axis. An axis of the output that has
-the padded length may follow the padded axis, or have that length by chance (ten classes, and the
-longest text has ten words), and which is true cannot be seen. A function that takes the lengths can
-cut its results itself. If a function does not take them and its output has the padded length while
-some callers' arrays are shorter, that is an error, because a caller's result would depend on the
-other callers.
+An output is never cut along another axis. An axis of it that has the padded length may follow the
+padded axis, or have that length by chance (ten classes, and the longest text has ten words), and
+which is true cannot be seen. A function that takes the lengths can cut its results itself. For any
+other an axis of the padded length is an error where some callers' arrays are shorter, because their
+results would depend on the other callers.
 """
 
 from __future__ import annotations
@@ -33,11 +31,8 @@ Split = Callable[[Any, list[int]], Sequence[Any]]
 
 
 class MergedCall(NamedTuple):
-    """A call for a batch of chunks that have been merged.
-
-    Attributes:
-        call: Calls the function with the merged input.
-        share: Cuts the function's output into one part for each chunk.
+    """A call of the function for a batch of merged chunks, and `share`, which cuts its output into
+    one part for each.
     """
 
     call: Callable[[], Any]
@@ -56,8 +51,6 @@ class RowMerger:
         return likeness(x)
 
     def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """Return a function over a list of chunks for `function`, which takes one merged input."""
-
         def prepare(chunks: list[Any]) -> MergedCall:
             return MergedCall(partial(function, join(chunks)), cutter_for(chunks))
 
@@ -68,14 +61,7 @@ def merge_with(
     function: Callable[..., Any], is_async: bool, merge: Merge, split: Split, count: Callable[[Any], int]
 ) -> Callable[[list[Any]], Any]:
     """Return a function over a list of chunks that merges and splits them with the user's own
-    functions.
-
-    Args:
-        function: Takes one merged input.
-        is_async: Whether `function` is `async def`.
-        merge: The user's merge function.
-        split: The user's split function.
-        count: Gives the row count of a chunk.
+    functions, and counts their rows with `count`.
     """
 
     def prepare(chunks: list[Any]) -> MergedCall:
@@ -89,8 +75,7 @@ def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> C
     """Return a function over chunks that prepares a merged call, makes it and shares its output
     out.
 
-    The shares are settled before the call: a caller or the function that changes the length of a
-    list meanwhile does not change which rows belong to whom.
+    The shares are settled before the call, as a list may change its length meanwhile.
     """
 
     def call_merged(chunks: list[Any]) -> Any:
@@ -105,7 +90,6 @@ def over_chunks(prepare: Callable[[list[Any]], MergedCall], is_async: bool) -> C
 
 
 def cutter_for(chunks: list[Any]) -> Callable[[Any], list[Any]]:
-    """Return a function that cuts an output into parts with as many rows as the chunks have now."""
     counts = [count_rows(chunk) for chunk in chunks]
     return lambda output: split(output, counts)
 
@@ -148,11 +132,7 @@ def split(output: Any, counts: list[int]) -> list[Any]:
 
 
 def joined(results: list[Any]) -> Any:
-    """Join the results for one caller's pieces to one.
-
-    Raises:
-        ValueError: They are not alike.
-    """
+    """Join the results for one caller's pieces to one. Raises ValueError if they are not alike."""
     if len(results) == 1:
         return results[0]
     kinds = {likeness(result): result for result in results}
@@ -165,7 +145,6 @@ def joined(results: list[Any]) -> Any:
 
 
 def joined_by_caller(results: Iterable[Any], pieces: list[list[Any]]) -> list[Any]:
-    """Return one result for each caller's pieces, from the results of all pieces in their order."""
     left = iter(results)
     return [joined(list(islice(left, len(of_caller)))) for of_caller in pieces]
 
@@ -181,12 +160,7 @@ _PARAMETER = "lengths"
 
 @dataclass(frozen=True, slots=True)
 class Pad(RowMerger):
-    """Pads arrays before it joins them; made by `pad`.
-
-    Attributes:
-        value: What arrays are filled up with.
-        side: "right" or "left", where they are filled up.
-    """
+    """Pads arrays with `value` on the `side` "right" or "left" before it joins them; see `pad`."""
 
     value: Any = 0
     side: str = "right"
@@ -211,10 +185,7 @@ class Pad(RowMerger):
         return self._likeness(x)
 
     def wrap(self, function: Callable[..., Any], is_async: bool) -> Callable[[list[Any]], Any]:
-        """Return a function over a list of chunks for `function`, which takes one padded input.
-
-        `function` is given the lengths as well if it has a parameter of that name.
-        """
+        """`function` is given the lengths as well if it has a parameter of that name."""
         takes_lengths = _takes_lengths(function)
 
         def prepare(chunks: list[Any]) -> MergedCall:
@@ -280,16 +251,12 @@ def _takes_lengths(function: Callable[..., Any]) -> bool:
 
 
 def _has_lengths(x: Any) -> bool:
-    """Report whether `x` is an array with more axes than that of its rows, or a dict with one among
-    its parts.
-    """
     if type(x) is dict:
         return any(map(_has_lengths, x.values()))
     return has_axes(x) and x.ndim > 1
 
 
 def _lengths(chunks: list[Any]) -> Any:
-    """Return the lengths of all rows, before padding."""
     first = chunks[0]
     if type(first) is dict:
         return {name: _lengths([chunk[name] for chunk in chunks]) for name, part in first.items() if _has_lengths(part)}
@@ -318,11 +285,8 @@ def _fill_tensor(chunk: Any, longest: Sequence[int], padding: Pad) -> Any:
 
 
 def _check_fits(value: Any, x: Any) -> None:
-    """Check that the array can hold the value: libraries silently turn 0.5 into 0 in an array of
-    integers.
-
-    Raises:
-        ValueError: It cannot.
+    """Raise ValueError unless the array can hold the value: libraries silently turn 0.5 into 0 in
+    an array of integers.
     """
     try:
         if type(x).__module__ == "torch":
@@ -378,18 +342,15 @@ def _extents(x: Any, axis: int) -> set[int]:
 
 
 def _padded_axes(chunks: list[Any]) -> set[tuple[int, int]]:
-    """Return the axes along which the chunks differ, each with the length of the longest chunk."""
     first = chunks[0]
     if type(first) is dict:
         return {found for name in first for found in _padded_axes([chunk[name] for chunk in chunks])}
     if not _has_lengths(first):
         return set()
     shapes = [chunk.shape for chunk in chunks]
-    return {(axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and _differ(lengths)}
-
-
-def _differ(lengths: Sequence[int]) -> bool:
-    return any(a != b for a, b in pairwise(lengths))
+    return {
+        (axis, max(lengths)) for axis, lengths in enumerate(zip(*shapes, strict=True)) if axis and len({*lengths}) > 1
+    }
 
 
 def _described(x: Any) -> str:

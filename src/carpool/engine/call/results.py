@@ -20,10 +20,12 @@ UNCHANGING: Final = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 class Own(Protocol):
-    """Returns a copy of a value that shares nothing with it that can change."""
+    """Returns a copy of a value that shares nothing with it that can change; `handed_on` says that
+    it only goes from one hook to the next.
+    """
 
     def __call__(self, value: Any, handed_on: bool = False) -> Any:
-        """Return the copy; `handed_on` says that it only goes from one hook to the next."""
+        """Return the copy."""
 
 
 Again = Callable[[Sequence[int]], Awaitable[list[Any]]]
@@ -33,11 +35,7 @@ prepared again.
 
 
 class Failed:
-    """Takes the place of an item's value once the item has failed.
-
-    Attributes:
-        error: The exception for which it failed.
-    """
+    """Takes the place of an item's value once the item has failed."""
 
     __slots__ = ("error",)
 
@@ -46,7 +44,6 @@ class Failed:
 
 
 def none_failed(values: Sequence[Any]) -> bool:
-    """Report whether no value is `Failed`."""
     return Failed not in set(map(type, values))
 
 
@@ -60,12 +57,11 @@ class Trouble(msgspec.Struct, array_like=True):
 
     Attributes:
         split: Whether the batch raised and was run again in parts.
-        unsplit: Whether it raised and was not run again, for lack of time.
+        unsplit: Whether it raised and was not, for lack of time.
         out_of_memory: Whether a call ran out of memory.
         ran_out: For each call of several items that ran out of memory, the items' positions in the
             batch.
-        fitted: For each call that succeeded when the batch was run again, the items' positions in
-            the batch.
+        fitted: The same for each call that succeeded when the batch was run again.
     """
 
     split: bool = False
@@ -76,10 +72,8 @@ class Trouble(msgspec.Struct, array_like=True):
 
 
 def run_now(awaitable: Awaitable[T]) -> T:
-    """Return what `awaitable` results in, without an event loop.
-
-    Raises:
-        TypeError: It waits for something; only user code that is really asynchronous does.
+    """Return what `awaitable` results in, without an event loop. Raises TypeError if it waits for
+    something.
     """
     steps = awaitable.__await__()
     try:
@@ -93,12 +87,8 @@ def run_now(awaitable: Awaitable[T]) -> T:
 
 
 class Asked(NamedTuple):
-    """The words of the error about a call that returns another number of results than it must.
-
-    Attributes:
-        text: A sentence with the places `given` and `wanted`.
-        given: The noun for what it gets.
-        wanted: The noun for what it is to return, one for each.
+    """The words of the error about a call that returns another number of results than it must: a
+    sentence with the places `given` and `wanted`, and the nouns for these.
     """
 
     text: str
@@ -116,12 +106,8 @@ OF_A_YIELD: Final = Asked(
 
 
 class Miscount(ModelError):
-    """A model has returned a wrong number of results, in this call or in one before.
-
-    Attributes:
-        n: The wrong number.
-        is_doubted: Whether the number was wrong in a call before, so that the right one of this
-            call may have come by chance.
+    """A model has returned a wrong number of results, `n`; if that `is_doubted`, in a call before,
+    so that the right one of this call may have come by chance.
     """
 
     def __init__(self, message: str, *, n: int = 0, is_doubted: bool = False) -> None:

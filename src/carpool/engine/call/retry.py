@@ -1,29 +1,25 @@
 """A batch call that fails is made again in parts: smaller ones if memory ran out, halves to find
 the guilty items.
 
-The two cases differ. Memory is a matter of size: the whole batch is run again in calls that fit,
-and the size that failed is reported (`Trouble`), so that later batches are smaller. Any other error
-is a matter of some items: only what failed is halved, breadth first, until the guilty items are
-alone. Of n items with one guilty that takes 1 + 2·log2(n) calls.
+Memory is a matter of size: the whole batch is run again in calls that fit, and the size that failed
+is reported (`Trouble`), so that later batches are smaller. Any other error is a matter of some
+items: only what failed is halved, breadth first, until the guilty items are alone. Of n items with
+one guilty that takes 1 + 2·log2(n) calls.
 
 Where the four quarters of a batch all fail, either many items are guilty or the model is broken.
 Items run by themselves show which, one of each quarter in turn. Once some have succeeded, the rest
 is run one by one if more than a quarter of them failed, and is halved further if not. If none
-succeeds, the rest fails with the error of its quarter. Each time that this happens, fewer items are
-tried in the next such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a model that is broken
-altogether soon costs no more than eleven calls a batch.
+succeeds, the rest fails with the error of its quarter. Each time fewer items are tried in the next
+such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a broken model soon costs no more than eleven
+calls a batch.
 
-Running items again takes time for which others wait, and yet it serves the good items best: without
-it, hardly any batch would succeed where calls take long. So it ends when nobody waits for the batch
-any more (`until`), and otherwise it may take only a share of the time: a batch that raises while
-that share is used up fails as a whole.
+Running items again takes time for which others wait. So it ends when nobody waits for the batch any
+more (`until`), and may take only a share of the time: a batch that raises while that share is used
+up fails as a whole.
 
 A model that has returned a wrong number of results may be written for one item, and its list of
 five results for one be taken for the answers to five. So the next number of several that fits is
 not trusted: the batch is run again in halves, and fails as a whole if one of them does not fit.
-
-Which exceptions mean that memory ran out is said here, too, and how the memory of the failed call
-is released before the next one.
 """
 
 from __future__ import annotations
@@ -81,19 +77,16 @@ class Retrier:
         oom_errors: Full names of exceptions that mean out of memory, besides MemoryError and
             torch's; None if no exception does, not even these.
         fatal_errors: Exceptions that end the whole call instead of failing an item.
-        is_ending: Whether the caller is in fact being ended; user code may raise the fatal errors
-            by itself.
+        is_ending: Whether the caller is in fact being ended; user code may raise the fatal errors,
+            too.
         may_wait: Whether there is an event loop on which async user code can wait.
         own: Copies what one call of user code has made and others may change before it is read; of
             an exception, its arguments are replaced by copies.
-        clock: Monotonic seconds.
 
     Attributes:
-        may_wait: Whether there is an event loop on which async user code can wait.
-        own: See there.
         most_probes: How many items of the next suspect batch are tried by themselves.
-        odd_count: How many results a call has returned that was to return another number, until a
-            call of several items has shown that it returns one for each; None if there is none.
+        odd_count: The wrong number of results of a call, until one of several items has returned
+            one for each; None if there is none.
     """
 
     def __init__(
@@ -138,8 +131,6 @@ class Retrier:
 
         Args:
             function: Takes a list and returns as many results; may be async.
-            items: At least one.
-            trouble: Whatever happens besides is appended to this.
             pad: Adds items to each part until there are as many as `function` takes; the surplus
                 results are dropped.
             positions: The items' positions in their batch, if they are not all of it.
@@ -180,16 +171,7 @@ class Retrier:
         """Make a call for a whole batch where nothing waits.
 
         A part of the fast path `calls_now`: the same outcome as that of `call`, without a
-        coroutine.
-
-        Args:
-            function: Takes a list and returns as many results.
-            items: At least one.
-            trouble: Whatever happens besides is appended to this.
-            announced: Returns what takes the place of `function` where the call is made again in
-                parts; None if nothing does.
-            until: The time from which nobody waits for the results.
-            again: See `call`.
+        coroutine. `announced` returns the function for calls in parts.
         """
         returned: Any
         part: Any = items[:]
@@ -219,7 +201,6 @@ class Retrier:
         until: float,
         again: Again | None,
     ) -> list[Any]:
-        """Make a call for a whole batch again in parts, after it has raised `why`."""
         return run_now(_Retry(self, function, items, trouble, None, range(len(items)), until, again).run(why))
 
     def results_of(self, returned: Any, n: int) -> list[Any]:
@@ -233,9 +214,7 @@ class Retrier:
 
     def _trusted(self, results: list[Any]) -> list[Any]:
         """Return as many results as there are items, after a call has returned another number.
-
-        Raises:
-            ModelError: They are several, so that their number is doubted.
+        Raises ModelError if they are several.
         """
         n = len(results)
         if self.odd_count is not None and n > 1:
@@ -245,10 +224,8 @@ class Retrier:
         return results
 
     async def resolve(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the result of what user code returned to be awaited.
-
-        Raises:
-            TypeError: It would wait, and there is no event loop to wait on.
+        """Return the result of what user code returned to be awaited. Raises TypeError if there is
+        no event loop to wait on.
         """
         return await awaitable if self.may_wait else run_now(awaitable)
 
@@ -259,7 +236,6 @@ class Retrier:
         return issubclass(type(error), self._fatal_errors) and self._is_ending()
 
     def failed_alone(self, error: BaseException, trouble: list[Trouble]) -> Failed:
-        """Return the `Failed` of an item that was called by itself."""
         self.own(error)
         if self.means_out_of_memory(error):
             release_memory(error)
@@ -267,7 +243,6 @@ class Retrier:
         return Failed(error)
 
     def means_out_of_memory(self, error: BaseException) -> bool:
-        """Report whether an exception means that memory has run out."""
         return self._oom_errors is not None and is_out_of_memory(error, self._oom_errors)
 
     def may_rerun(self) -> bool:
@@ -279,7 +254,6 @@ class Retrier:
         return self._budget_s > 0
 
     def charge(self, seconds: float) -> None:
-        """Take the seconds for which a batch has been run again off the budget."""
         self._budget_s -= seconds
         self._rerun_s += seconds
 
@@ -292,8 +266,6 @@ class _Part(NamedTuple):
 
 
 class _FailedPart(NamedTuple):
-    """A part whose call has raised."""
-
     begin: int
     end: int
     error: BaseException
@@ -345,7 +317,6 @@ class _Retry:
         self._reported = trouble
 
     async def run(self, error: BaseException) -> list[Any]:
-        """Return all results, after the call for all items has raised `error`."""
         self._handle_failure(0, len(self._items), error)
         while self._todo or self._raised:
             while self._todo:
@@ -389,10 +360,7 @@ class _Retry:
             self._handle_failure(begin, end, error)
 
     async def _items_of(self, begin: int, end: int) -> list[Any]:
-        """Return the items of a part as they came, since a call that failed may have changed them.
-
-        Raises: what it takes to prepare one of them again.
-        """
+        """Return the items of a part as they came, since a failed call may have changed them."""
         items = self._items[begin:end]
         if self._again is None or UNCHANGING.issuperset(map(type, items)):
             return items
@@ -403,7 +371,6 @@ class _Retry:
         return items
 
     def _handle_failure(self, begin: int, end: int, error: BaseException) -> None:
-        """Decide what becomes of a part whose call has raised."""
         self._retrier.own(error)
         if not self._retrier.means_out_of_memory(error):
             if type(error) is Miscount and not error.is_doubted:
@@ -423,9 +390,7 @@ class _Retry:
             self._fail(begin, end, error)
 
     def _fail_too_large_item(self, at: int, error: BaseException) -> None:
-        """Fail an item that is too large by itself, so that the parts it was in say nothing about
-        their size.
-        """
+        """Fail an item that is too large by itself: its parts say nothing about their size."""
         self._fail(at, at + 1, error)
         self._ran_out_alone += 1
         self._too_many = inf
@@ -440,7 +405,6 @@ class _Retry:
         self._todo += [_Part(middle, end), _Part(begin, middle)]
 
     async def _go_to_next_level(self) -> None:
-        """Halve the parts of this level that have raised, or fail them."""
         raised, self._raised = self._raised, []
         may_be_broken = len(raised) == self._calls >= SUSPECT_PARTS and not self._fitted
         self._calls = 0
@@ -532,11 +496,8 @@ OomErrors = Sequence[type[BaseException] | str]
 
 
 def names_of(oom_errors: OomErrors) -> tuple[str, ...]:
-    """Return the full names of exception classes: they can travel to a worker and be recognised
-    without an import.
-
-    Raises:
-        TypeError: One of them is neither an exception class nor a full name.
+    """Return the full names of exception classes, by which a worker recognises them without an
+    import. Raises TypeError.
     """
     names = []
     if isinstance(oom_errors, str) or not isinstance(oom_errors, Sequence):

@@ -1,37 +1,26 @@
 """When a batch may be handed to a worker that is still busy with another one. Sans-IO.
 
-Such a batch lies in the worker's socket when the worker comes for it. Until then it cannot be taken
-back, and a request of it that leaves is run all the same. So the batch goes shortly before the
-learned end of the call under way, and later still where it matters what comes meanwhile: where
-another worker may be free first and little waits, where requests have priorities, keys or buckets,
-and where the batch is not full.
-
-Where much waits and calls are short, several batches may lie with a worker. On a machine that has
-more to do than cores, a service that is woken by a reply waits for its turn, some milliseconds, and
-a worker with a single call of two milliseconds ahead would be idle until then.
+Such a batch lies in the worker's socket when the worker comes for it. A worker that has to ask for
+a full batch is idle for the way there and back and while the batch is packed: 0.3 to 0.6 ms a
+batch, a tenth of the time with calls of 5 ms. But until then it cannot be taken back, and a request
+of it that leaves is run all the same. So the batch goes 20 ms before the learned end of the call
+under way; with several workers and less than four full batches waiting for each, where another
+worker may be free first, or with priorities, keys or buckets, half a call before it at most (2 ms
+at the least, since timers tick in milliseconds). A batch that is not full and takes all that waits
+goes as late as it may, since others may still join it. A batch that could go within the next
+millisecond goes now, as uvloop fires a shorter timer at once. Where much waits and calls are short,
+several batches, four at most, may lie with a worker: beside another program, with calls of 2 ms, 20
+% of the calls ended with nothing to do next where one batch could, and 2.5 % where several could.
 
 Requests of different lanes and those in quarantine are kept until a worker is free. So is all that
-waits for one of several workers whose ends cannot be foretold, or for a worker that takes too long
-already. Where much waits, it hardly matters which worker is free first, so a rough prediction will
-do. On cores that are shared with other programs there is no better one, and there an idle worker
-waits longest.
+waits for one of several workers whose ends cannot be foretold, unless much waits, or for a worker
+that takes too long already.
 
-A worker that has to ask for a full batch is idle for the way there and back and while the batch is
-packed: 0.3 to 0.6 ms a batch, a tenth of the time with calls of 5 ms. So a batch goes 20 ms before
-the learned end of the call under way; with several workers and less than four full batches waiting
-for each, or with priorities, keys or buckets, half a call before it at most (2 ms at the least,
-since timers tick in milliseconds). A batch that could go within the next millisecond goes now:
-uvloop rounds a timer to milliseconds and fires a shorter one at once, so the loop would ask again
-and again. At most four batches lie with a worker. Measured beside another program, with two workers
-and calls of 2 ms: with one batch ahead, 20 % of the calls ended with nothing to do next; with
-several, 2.5 %.
-
-A batch that is not full and takes all that waits goes as late as it may, since others may still
-join it. Ends are predicted from the times that workers report, since a late service finds two
-replies at once. A batch goes ahead only where requests may run twice, as a worker that is given up
-may still reach it. It is in flight from the moment when the reply before it arrives: times, hang
-limits and blame count from then. If the worker dies before, the batch returns to its place in the
-queue without blame.
+Ends are predicted from the times that workers report, since a late service finds two replies at
+once. A batch goes ahead only where requests may run twice, as a worker that is given up may still
+reach it. It is in flight from the moment when the reply before it arrives: times, hang limits and
+blame count from then. If the worker dies before, the batch returns to its place in the queue
+without blame.
 """
 
 from __future__ import annotations
@@ -54,25 +43,14 @@ MOST = 4
 
 
 def is_deep(queue: Queue, running: int, limit: float) -> bool:
-    """Report whether so much waits that it hardly matters which worker gets what.
-
-    Args:
-        queue: What waits.
-        running: How many batches run.
-        limit: Most that a batch can hold.
+    """Report whether so much waits that it hardly matters which worker gets what, where so many
+    batches run of `limit` at most.
     """
     return queue.size >= _DEEP * limit * running
 
 
 def lead_allowed_s(queue: Queue, times: Times, running: int, much_waits: bool) -> float | None:
-    """Return how long before its worker should be free a batch may go; None if none may.
-
-    Args:
-        queue: What waits.
-        times: What the stage's batches take.
-        running: How many batches run.
-        much_waits: As `is_deep` says.
-    """
+    """Return how long before its worker should be free a batch may go; None if none may."""
     if queue.lanes > 1 or queue.suspect_lanes or not times.usual_s:
         return None
     has_several = running > 1
@@ -84,11 +62,8 @@ def lead_allowed_s(queue: Queue, times: Times, running: int, much_waits: bool) -
 
 
 def is_time(now: float, opens_at: float) -> bool:
-    """Report whether a batch that may go from `opens_at` on goes now.
-
-    It does if no timer would hit that moment. Timers of uvloop are rounded to milliseconds, and one
-    of less than half a millisecond fires at once. A driver that waited for it would ask again and
-    again until then, and so keep a core busy that the worker may need.
+    """Report whether a batch that may go from `opens_at` on goes now, as no timer would hit that
+    moment.
     """
     return opens_at - now < _TICK_S
 
@@ -107,11 +82,7 @@ def next_to_end(
     It is the batch of the worker that should be done first with all that it has.
 
     Args:
-        now: The time.
-        running: The batches under way, in the order of their starts.
         ahead: What lies with workers already, by place.
-        leaving: The places of the workers that get nothing more.
-        times: What the stage's batches take.
         late_s: A batch that should have ended more than these seconds ago is passed over.
         most: How many batches may lie with one worker.
     """

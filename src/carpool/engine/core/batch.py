@@ -4,7 +4,8 @@ what a driver is to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
@@ -18,19 +19,15 @@ class Batch:
 
     Attributes:
         id: Unique within its stage.
-        stage: The position of its stage.
         place: The position of its worker in the stage.
         requests: Those that the worker still owes an answer.
-        ids: The ids of `requests`, in their order.
         n: How many requests it had at first.
-        size: Sum of the sizes of the requests that it had at first.
-        longest: The longest length of these; 0 where requests have no lengths.
+        longest: Their longest length; 0 where requests have no lengths.
         reason: Why it went when it did (the policy's word).
         is_switch: Whether its worker has served another key before.
         ahead: Whether it was handed over while its worker still had another.
         started: When its worker got to it, which is when it was handed over unless it went ahead.
         call_started: When user code was last entered for it.
-        heard: When a part of it was last answered.
         given_up: Why the worker is taken to hang; empty if it is not.
         busy_s: Seconds that its worker has spent on it, as far as it has replied.
         hop_s: Seconds that it was on its way besides, once it is done.
@@ -45,11 +42,11 @@ class Batch:
     __slots__ = (
         "_is_first",
         "ahead",
+        "answered_at",
         "ask_if_first",
         "busy_s",
         "call_started",
         "given_up",
-        "heard",
         "hop_s",
         "id",
         "ids",
@@ -87,7 +84,7 @@ class Batch:
         self.ids = [request.id for request in requests]
         self.reason = reason
         self.ahead = ahead
-        self.started = self.call_started = self.heard = now
+        self.started = self.call_started = self.answered_at = now
         self.given_up = ""
         self.n = len(requests)
         self.busy_s = self.hop_s = 0.0
@@ -98,9 +95,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.requests)
 
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
     @property
     def earliest_deadline(self) -> float:
-        """When the next of its requests expires; infinity if no caller waits for it any more."""
         return min([request.deadline for request in self.requests if request.state == RUNNING], default=inf)
 
     @property
@@ -108,7 +107,7 @@ class Batch:
         """When the last of its callers went or was answered; infinity if one still waits."""
         if any(request.state == RUNNING for request in self.requests):
             return inf
-        return max(self.heard, max([request.deadline for request in self.requests], default=self.heard))
+        return max(self.answered_at, max([request.deadline for request in self.requests], default=self.answered_at))
 
     @property
     def is_first(self) -> bool:
@@ -122,7 +121,6 @@ class Batch:
         return self._is_first
 
     def expire(self, now: float) -> list[Request]:
-        """Return the requests whose deadline has passed; they are now done."""
         expired = [request for request in self.requests if request.state == RUNNING and request.deadline <= now]
         for request in expired:
             request.state = DONE
@@ -157,16 +155,11 @@ DONE_EARLY: Final = object()
 """The turn of a result that is the answer, whatever would follow."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reply:
     """The answers of one worker to a batch, or to a part of it.
 
-    There is one reply per batch, not one per request.
-
     Attributes:
-        stage: The position of the worker's stage in the core.
-        place: The position of the worker in its stage.
-        batch_id: The batch that is answered.
-        ids: The requests that are answered, all of the batch or some of it.
         results: One for each of `ids`; where there is an error, the result does not matter.
         errors: By position in `ids`, why a request failed; None if none did.
         busy_s: Seconds that the worker spent on these answers, reading and writing included.
@@ -175,29 +168,15 @@ class Reply:
             name of the way that it takes through the switch that follows; None if none does.
     """
 
-    __slots__ = ("batch_id", "busy_s", "errors", "ids", "place", "results", "stage", "turns", "waited_s")
-
-    def __init__(
-        self,
-        stage: int,
-        place: int,
-        batch_id: int,
-        ids: Sequence[int],
-        results: Sequence[object],
-        errors: dict[int, Exception] | None = None,
-        busy_s: float = 0.0,
-        waited_s: float = 0.0,
-        turns: Mapping[int, object] | None = None,
-    ) -> None:
-        self.stage = stage
-        self.place = place
-        self.batch_id = batch_id
-        self.ids = ids
-        self.results = results
-        self.errors = errors
-        self.busy_s = busy_s
-        self.waited_s = waited_s
-        self.turns = turns
+    stage: int
+    place: int
+    batch_id: int
+    ids: Sequence[int]
+    results: Sequence[object]
+    errors: dict[int, Exception] | None = None
+    busy_s: float = 0.0
+    waited_s: float = 0.0
+    turns: Mapping[int, object] | None = None
 
     def __repr__(self) -> str:
         failed = len(self.errors or ())
@@ -205,12 +184,8 @@ class Reply:
 
 
 class Expiry(NamedTuple):
-    """A request whose deadline has passed.
-
-    Attributes:
-        request: Is now done, and has no answer yet.
-        started: When it was handed to a worker; None if it was not.
-        hint: What else stands in the error.
+    """A request whose deadline has passed: it is now done, and has no answer yet. `started` is when
+    it was handed to a worker, None if it was not, and `hint` what else stands in the error.
     """
 
     request: Request
@@ -219,11 +194,8 @@ class Expiry(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What a crew's `attend` has found.
-
-    Attributes:
-        expired: The requests whose deadlines have passed.
-        hung: The places of the workers that hang.
+    """What a crew's `attend` has found: the requests whose deadlines have passed, and the places of
+    the workers that hang.
     """
 
     expired: list[Expiry]
@@ -255,9 +227,8 @@ class Todo:
         answer: Requests whose answers are to be delivered.
         kill: (stage, place) of each worker that hangs.
         wake_at: When to poll again although nothing happens; infinity for never.
-        drained: (stage, place) of each worker that was to go and has nothing left: it is to be
-            ended.
-        recall: (stage, place) of each worker that is lent and should come back: poll again then.
+        drained: The same of each worker that was to go and has nothing left: it is to be ended.
+        recall: The same of each worker that is lent and should come back: poll again then.
         orders: Messages for workers of a stage of steps; send them first, too.
         parts: Requests, each with a part of its answer to hand on: do this after `orders`, and
             before `answer`, where those follow that have ended.

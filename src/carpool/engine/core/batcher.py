@@ -1,9 +1,8 @@
 """The batcher of one stage: its workers, what they have been handed, and what goes next.
 
-It takes events (`completed`, `worker_ready`, `worker_gone`) and says what to run next
-(`next_batch`). It keeps three promises whatever the policy says: no batch is larger than the limit,
-no request is dispatched after its deadline, and a reply is paired with a request only if that
-worker was given that request in that batch. What waits is the lobby's affair (`core/lobby.py`).
+Its promises, whatever the policy says: no batch is larger than the limit, no request is dispatched
+after its deadline, and a reply is paired with a request only if that worker was given that request
+in that batch. What waits is the lobby's affair (`core/lobby.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from carpool.engine.core.levels import level_of
 from carpool.engine.core.lobby import MOST_LOSSES, Lobby
 from carpool.engine.core.places import KeyedWorkers, Places
 from carpool.engine.core.queue import Queue, WithoutLanes
-from carpool.engine.core.running_set import SetReport
 from carpool.engine.core.safe_size import SafeSize, least_that_ran_out
 from carpool.engine.core.times import Times
 from carpool.engine.policy.base import Decision, Policy
@@ -33,33 +31,23 @@ class Batcher:
     """The workers of one stage that answers in batches.
 
     Args:
-        name: As for `Lobby`.
-        policy: As for `Lobby`.
-        queue: As for `Lobby`.
         max_batch_time_s: A worker that spends longer in one call is taken to hang. Infinity if the
             user has not set it.
         patience_s: In that case, how long a call may go on that no caller waits for (see
             `core/times.py`).
-        idempotent: As for `Lobby`.
         runs_ahead: Whether a worker may be handed its next batch before it is free. It has no
             effect where requests must not be run once more, since what lies with a worker that is
             given up may still be run by it.
-        weigh: As for `Lobby`.
         keyed: Which workers serve which keys; None where requests have none.
 
     Attributes:
-        lobby: What waits.
-        name: The stage's name.
-        queue: The queue of the lobby.
         limits_padded: Whether a call takes memory by its count times its longest length, to which
             it is padded.
         safe_size: How much one call can hold before memory runs out, as far as it ever has: the sum
             of its sizes, or its padded size.
         times: How long batches take, and may take.
-        in_flight: The batch that each busy worker runs, by the worker's place.
         ahead: The batches that lie with a busy worker already, behind the one that it runs, by its
             place and in their order; at least one for each place that is named.
-        running: How many requests workers have been handed and have not answered.
         places: Which of its workers are idle, lent to callers' threads, or about to go.
         stray_replies: Answers that were late, duplicate or unknown: dropped and counted.
         late_results: Results that came after the caller had been answered or had gone.
@@ -88,11 +76,10 @@ class Batcher:
         self.limits_padded = queue.has_lengths
         self.safe_size = SafeSize(None if self.limits_padded else policy.allowed_batch_sizes)
         self.times = Times(max_batch_time_s, patience_s, watches_gaps=self.runs_ahead)
-        self.in_flight: dict[int, Batch] = {}
+        in_flight: dict[int, Batch] = {}
+        self.at_work = self.in_flight = in_flight
         self.ahead: dict[int, list[Batch]] = {}
-        self.running = 0
-        self.stray_replies = 0
-        self.late_results = 0
+        self.running = self.stray_replies = self.late_results = 0
         self._n_ahead = 0  # how many batches are ahead
         self._went_ahead = False  # the batch that `next_batch` returned last, in the same poll
         self._knots = Knots(policy.max_batch_size or lobby.batch_limit)  # sizes, about which others are
@@ -106,22 +93,18 @@ class Batcher:
 
     @property
     def handed_over(self) -> list[Batch]:
-        """The batches that workers have, those ahead included."""
         return [*self.in_flight.values(), *chain.from_iterable(self.ahead.values())]
 
     @property
     def owed(self) -> list[Request]:
-        """The requests that workers have and whose callers wait."""
         return [request for batch in self.handed_over for request in batch.requests if request.state == RUNNING]
 
     @property
     def made(self) -> int:
-        """How many batches it has made so far, and lone calls."""
         return self._batch_ids
 
     @property
     def idle(self) -> int:
-        """How many workers could take a batch now."""
         return len(self._idle)
 
     @property
@@ -130,7 +113,6 @@ class Batcher:
         return bool(self._idle or self.in_flight or self.places.lent) or self.places.are_slots
 
     def caller_changed(self, now: float, request: Request) -> None:
-        """Do as the caller of a request wants which a worker has; see `Crew`."""
         if request.state == DONE:
             request.deadline = min(request.deadline, now)  # no caller waits for it from now on
             self.lobby.look_at(request.deadline + self.times.least_s)
@@ -143,7 +125,6 @@ class Batcher:
             self._learn(now, WarmUpBatch(now, self.lobby.stage, n, size, longest, busy_s), 0)
 
     def worker_ready(self, place: int) -> None:
-        """Note that a worker can take batches from now on."""
         if place in self._idle or place in self.in_flight or place in self.places.lent or place in self.places.leaving:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self._idle.append(place)
@@ -152,8 +133,6 @@ class Batcher:
         """Note that a worker is gone; return what becomes of its batch, None if it had none.
 
         Args:
-            now: The time.
-            place: The position of the worker.
             unsent: Requests of its batch that it had not been sent yet.
             blames: Whether one of its requests may be to blame.
         """
@@ -172,11 +151,9 @@ class Batcher:
         return gone._replace(is_guilty=len(batch) == 1 and batch.requests[0].losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
-        """Return, once, the places of workers that were to go and have nothing left to do."""
         return self.places.take_drained(self.in_flight.keys() | self.places.lent)
 
     def _taken_back(self, batch: Batch) -> list[Request]:
-        """Note that a batch which lay ahead will not be run; return its requests."""
         self._n_ahead -= 1
         self.running -= len(batch)
         return batch.requests
@@ -184,7 +161,7 @@ class Batcher:
     # -- workers run calls
 
     def restart_hang_timer(self, now: float, place: int, batch_id: int | None = None) -> None:
-        """Count the time of a worker anew; see `Crew`."""
+        """See `Crew`."""
         batch = self.in_flight.get(place)
         if batch is not None and (batch_id is None or (batch_id == batch.id and not batch.given_up)):
             batch.call_started = now
@@ -194,13 +171,10 @@ class Batcher:
     def ran_out_of_memory(
         self, place: int, batch_id: int, calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
     ) -> None:
-        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted.
-
-        A worker reports them before it replies.
+        """Learn from calls for parts of a batch: some ran out of memory, and smaller ones fitted. A
+        worker reports them before it replies.
 
         Args:
-            place: The position of the worker.
-            batch_id: Its batch.
             calls: For each call that ran out, the positions of its items in the batch; one at
                 least.
             fitted: The same for each call that went through.
@@ -225,7 +199,6 @@ class Batcher:
         self._limited_since = self._batch_ids
 
     def memory_of(self, batch: Batch) -> int:
-        """Return what a batch takes of memory, in the units of `safe_size`."""
         return batch.n * self.lobby.padded_length(batch.longest) if self.limits_padded else batch.size
 
     # -- workers answer
@@ -237,14 +210,6 @@ class Batcher:
 
         They are in the order of `ids`; None stands where an id is double or was never asked for.
         Only those that are still running are to have their answers: for the others it is late.
-
-        Args:
-            now: The time.
-            place: The position of the worker.
-            batch_id: The batch that it answers.
-            ids: The requests that it answers, all of the batch or some of it.
-            busy_s: The seconds in user code that were spent on these answers.
-            ok: Whether none of them is an error.
         """
         batch = self.in_flight.get(place)
         if batch is None or batch.id != batch_id:
@@ -259,7 +224,7 @@ class Batcher:
             self._finish(now, batch, busy_s, ok)
             return takers
         if len(owed) < len(batch.requests):  # perhaps no caller waits for the others
-            batch.heard = now
+            batch.answered_at = now
             self.lobby.look_at(now + self.times.least_s)
         self.running -= len(batch.requests) - len(owed)
         batch.requests = list(owed.values())
@@ -267,16 +232,6 @@ class Batcher:
         batch.busy_s += busy_s
         batch.ok = batch.ok and ok
         return takers
-
-    def reported(
-        self, now: float, report: SetReport
-    ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, object]]]:
-        """Refuse what only workers of a stage of steps can say.
-
-        Raises:
-            ValueError: It always does.
-        """
-        raise ValueError(f"stage {self.lobby.stage} is not one of steps")
 
     def _completed_ahead(self, place: int, batch_id: int, ids: Sequence[int]) -> Sequence[Request | None]:
         """Pair answers for a batch that the worker does not run.
@@ -296,7 +251,6 @@ class Batcher:
         return self._taken_back(batch)
 
     def _finish(self, now: float, batch: Batch, busy_s: float, ok: bool) -> None:
-        """Note that a worker has answered all of its batch, and learn from it."""
         batch.busy_s = busy_s = busy_s + batch.busy_s
         batch.hop_s = self._learn_times(now - batch.started, busy_s, batch.n, batch.size, batch.ahead)
         if not batch.requests[0].losses:  # in quarantine the policy does not decide
@@ -318,14 +272,12 @@ class Batcher:
             self._idle.append(batch.place)
 
     def _learn_times(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
-        """Learn how long a batch took; return what it spent on its way. See `Times.learn`."""
         times, view = self.times, self._view
         hop_s = times.learn(took_s, busy_s, n, size, went_ahead)
         view.hop_s, view.gap_s = times.hop_s, times.gap_s
         return hop_s
 
     def _learn(self, now: float, batch: Batch, running: int) -> None:
-        """Have the policy learn from a batch that is done."""
         self._view.running = running
         batch.ask_if_first = self._note_kind
         self.lobby.learn(now, batch)
@@ -336,7 +288,6 @@ class Batcher:
             self.times.learn_costs(self.lobby.batch_limit)
 
     def cost_s(self, size: int) -> float:
-        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
         seconds = self.lobby.cost_s(size)
         return self.times.cost_s(size) if seconds is None else seconds
 
@@ -352,12 +303,11 @@ class Batcher:
         return self.places.is_first(batch.place, size)
 
     def _begin(self, now: float, behind: list[Batch]) -> None:
-        """Note that the worker of batches ahead is done with the one before them."""
         batch = behind.pop(0)
         if not behind:
             del self.ahead[batch.place]
         self._n_ahead -= 1
-        batch.started = batch.call_started = batch.heard = now
+        batch.started = batch.call_started = batch.answered_at = now
         self.lobby.look_at(now + self.times.least_s)
         self.in_flight[batch.place] = batch
 
@@ -408,13 +358,6 @@ class Batcher:
 
         A part of the fast paths `lone_call` and `lent_worker`: the same outcome as that of `enter`,
         `next_batch` and `completed`, see tests/batch_function/test_alone.py.
-
-        Args:
-            place: Where it was run: at a worker that is lent, or in a slot.
-            began: When that began with it.
-            now: When it was done.
-            busy_s: Seconds that were spent on it.
-            ok: Whether it has not failed.
         """
         self._batch_ids += 1
         hop_s = self._learn_times(now - began, busy_s, 1, 1, went_ahead=False)
@@ -427,14 +370,12 @@ class Batcher:
     # -- a worker that is lent to callers' threads
 
     def lend(self, now: float, deadline: float, slo_s: float) -> int | None:
-        """Take out the worker that would be next, for lone requests that go at once by `lets_go`.
+        """Take out the worker that would be next, for lone requests that go at once by `lets_go`,
+        and return its place; None if a lone request would have to wait.
 
         While it is away, all is as with one worker less, and `lone_done` may be called at any time
         later. Once something waits that no other worker is free for, it should come back
         (`Todo.recall`).
-
-        Returns:
-            The worker's place; None if a lone request would have to wait.
         """
         if (
             self.in_flight
@@ -449,12 +390,8 @@ class Batcher:
         return place
 
     def take_back(self, place: int, request: Request | None = None, began: float = 0.0) -> Batch | None:
-        """Have a worker back that was lent; the call that it is at work on becomes a batch.
-
-        Args:
-            place: The worker's.
-            request: What it is at work on; None if on nothing.
-            began: When it began with that.
+        """Have a worker back that was lent; the request that it is at work on since `began`, if
+        any, becomes a batch.
         """
         self.places.lent.remove(place)
         if request is None:
@@ -473,11 +410,7 @@ class Batcher:
     def poll(self, now: float, room: float, todo: Todo, dropped: list[tuple[Request, str]]) -> None:
         """Put the batches to run now on the list of what a driver must do; see `next_batch`.
 
-        Args:
-            now: The time.
-            room: How many requests workers may have in all, as there is room for their results.
-            todo: Its `run` gets the batches.
-            dropped: The requests that the policy drops are appended here, and why.
+        `room` is how many requests workers may have in all, as there is room for their results.
         """
         while (batch := self.next_batch(now, room - self.running, dropped)) is not None:
             todo.run.append(batch)
@@ -486,7 +419,6 @@ class Batcher:
         """Return the batch to run now, or None; `wake_at` then says when to ask again.
 
         Args:
-            now: The time.
             room: How many requests may be handed to workers, as there is room for their results.
             dropped: The requests that the policy drops are appended here, and why.
         """
@@ -547,7 +479,6 @@ class Batcher:
         return decision
 
     def _decide(self, now: float, queue: Queue | WithoutLanes, free: int, free_in_s: float | None = None) -> Decision:
-        """Return what the policy says, if that is possible."""
         view = self._view
         view.now, view.queue, view.free, view.free_in_s = now, queue, free, free_in_s
         view.busy, view.running = len(self.in_flight) + len(self.places.lent), self.running
@@ -569,11 +500,9 @@ class Batcher:
         return WithoutLanes(self.queue, held) if held else self.queue
 
     def _is_enough(self, node: Node, room: float) -> bool:
-        """Report whether there is room behind a node for a batch of a usual size."""
         return room >= node.queued or room >= node.most_room or room >= self._most_requests()
 
     def _chosen_of_visible(self, decision: Decision) -> Decision:
-        """Return a decision with the requests that it takes, if not just any may go."""
         view = self._visible()
         if view is self.queue and not self.lobby.is_shared:
             return decision
@@ -593,7 +522,6 @@ class Batcher:
 
     @property
     def _is_limited_by_length(self) -> bool:
-        """Whether the lengths of requests may say how many of them share a batch."""
         return self.queue.by_length and (self.queue.lengths_vary or self.lobby.policy.most_padded(self._view) < inf)
 
     def _set_safe_padded(self) -> None:
@@ -607,14 +535,12 @@ class Batcher:
         view.safe_padded_size = safe.limit if wanted <= safe.limit else safe.offered(wanted)
 
     def _note_padded(self, batch: Batch) -> None:
-        """Count a batch as one that could have held more, if it was kept within what fits."""
         safe = self.safe_size
         memory = self.memory_of(batch)
         if self.queue.count and memory + self.lobby.padded_length(batch.longest) > safe.limit:
             safe.allowed(memory)
 
     def _safe(self, units: int) -> int:
-        """Return how much of `units` fits into memory, or is worth trying."""
         limit = self.safe_size.limit
         if any(batch.size > limit for batch in self.handed_over):
             return int(limit)  # one that is larger is under way, and whether it fits is not known yet
@@ -637,7 +563,6 @@ class Batcher:
         return n
 
     def _start_chosen(self, now: float, decision: Decision, room: float) -> Batch:
-        """Make a batch of the requests that the policy has chosen, as far as there is room."""
         units = decision.take
         chosen = with_room(decision.chosen) if self.lobby.is_shared else decision.chosen
         most, safe = room, self._view.safe_padded_size
@@ -648,7 +573,6 @@ class Batcher:
         return self._start(now, 0, decision.reason, chosen[: max(1, int(min(most, len(chosen))))])
 
     def _start(self, now: float, n: int, reason: str, chosen: Sequence[Request] = ()) -> Batch:
-        """Make a batch of the next `n` requests, or of the chosen ones, for an idle worker."""
         if self.keyed is None:
             place = self._idle.pop()
             batch = self._make(now, n, reason, place, chosen=chosen)
@@ -664,7 +588,6 @@ class Batcher:
         return batch
 
     def _place_for(self, keyed: KeyedWorkers, batch: Batch) -> int:
-        """Return the place of the idle worker that is best for the key of a batch."""
         key = key_of(batch.requests[0].lane)
         place = keyed.choose(self._idle, key)
         self._idle.remove(place)
@@ -683,10 +606,8 @@ class Batcher:
         return Batch(self._batch_ids, self.lobby.stage, place, requests, size - queue.size, reason, now, ahead, longest)
 
     def _next_ahead(self, now: float, room: float) -> Batch | None:
-        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`.
-
-        None goes if none may now, or to no worker; if the policy takes nothing, or more than there
-        is room for; or if it is too early.
+        """Return a batch for a busy worker, if it may go already: see `core/ahead.py`. None goes,
+        too, if the policy takes nothing, or more than there is room for.
         """
         queue, times, running = self.queue, self.times, len(self.in_flight)
         much_waits = is_deep(queue, running, self._limit)
@@ -747,7 +668,6 @@ class Batcher:
 
     @property
     def _limit(self) -> float:
-        """The most that a batch can hold now."""
         limit, safe = self.lobby.batch_limit, self.safe_size.limit
         return safe if safe < limit and not self.limits_padded else limit
 

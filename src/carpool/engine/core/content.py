@@ -44,11 +44,9 @@ class Plain:
     """The content of services whose items are plain objects."""
 
     def measure(self, result: Any) -> int:
-        """Return 0: it is not known."""
         return 0
 
     def choose(self, choose: Callable[[Any], str], item: Any, format: int, known: str) -> str:
-        """Return the name of the item's branch. Raises ModelError."""
         try:
             return choose(item)
         except CarpoolError:
@@ -58,22 +56,18 @@ class Plain:
             raise ModelError(f"choose= of the Route to {known} raised {kind}: {error}", type_name=kind) from error
 
     def handed_on(self, item: Any, format: int, accept: int) -> Any:
-        """Return the item."""
         return item
 
     def items(self, item: Any, format: int, most: float) -> list[Any]:
-        """Return the items of a list or tuple. Raises ModelError."""
         check_list(item, most)
         return list(item)
 
     def joined(self, block: Any, results: Sequence[Any], accept: int) -> Any:
-        """Return a list, a tuple or a dict, as the block says."""
         if block.names is not None:
             return dict(zip(block.names, results, strict=True))
         return tuple(results) if block.is_tuple else list(results)
 
     def as_value(self, error: Exception, accept: int) -> Any:
-        """Return the error."""
         return error
 
 

@@ -7,19 +7,17 @@ Events go in (`Flow.submit`, `cancel`, `completed`, `worker_ready`, `worker_lost
   `DONE` is entered once, and `core/transit.py` hands the request out;
 * an error in any stage goes straight back to its caller;
 * only the doors of a service refuse (`core/flow.py`), and switches that are declared to
-  (`Onward.refuses`); behind the doors nodes give room to each other: a batch goes to a worker only
-  when there is room for its results (`core/graph.py`);
+  (`Onward.refuses`); behind the doors a batch goes to a worker only when there is room for its
+  results (`core/graph.py`);
 * late stages are asked first, so that the room they make can be used in the same poll;
-* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers
-  all that are inside.
+* whatever a policy raises, its stage goes on without it (`core/lobby.py`); `abort` answers all that
+  are inside.
 
-What becomes of results stands in `core/transit.py`. Requests that may have killed their worker are
-suspects (`core/lobby.py`); what the worker cannot have looked at waits again as if it had not
-been taken. A stream goes on only where its model can resume it.
-
-Where no request can arrive any more (`_is_last_call`), the batcher takes the requests that its
-policy holds back. Policies are called before a change of a request or after it is complete, so
-`abort` finds every request: at a door, in a queue or in a batch.
+What a lost worker cannot have looked at waits again as if it had not been taken. A stream goes on
+only where its model can resume it. Where no request can arrive any more (`_is_last_call`), the
+batcher takes the requests that its policy holds back. Policies are called before a change of a
+request or after it is complete, so `abort` finds every request: at a door, in a queue or in a
+batch.
 """
 
 from __future__ import annotations
@@ -49,13 +47,9 @@ class Core:
         crews: Of the stages; their order is the numbers of the stages.
         declared: What the graph of the first service is made of; a line of all stages if it is not
             given.
-        slo_s: As for `Flow`, of the first service.
-        content: Likewise.
         journal: Records what happens to each request, if given.
 
     Attributes:
-        crews: As given.
-        flows: The services.
         flow: The first of them.
         doors: The requests that wait for room outside of all queues.
     """
@@ -77,7 +71,10 @@ class Core:
         self.flows: list[Flow] = []
         self.doors: list[Door] = []
         self._lists: list[Each] = []
+        self._steppers: dict[int, Stepper] = {}
         for stage, crew in enumerate(self.crews):
+            if isinstance(crew, Stepper):
+                self._steppers[stage] = crew
             crew.lobby.stage = stage
             crew.lobby.nodes = []
         self.flow = self.serve(list(crews) if declared is None else declared, slo_s=slo_s, content=content)
@@ -93,12 +90,8 @@ class Core:
         slo_s: float | None = None,
         content: Content | None = None,
     ) -> Flow:
-        """Add a service over the stages, and return it; nothing may wait in them yet.
-
-        Args:
-            declared: What its graph is made of.
-            slo_s: As for `Flow`.
-            content: Likewise.
+        """Add a service over the stages, and return it; nothing may wait in them yet. The arguments
+        are those of the class.
 
         Raises:
             ValueError: A stage that answers in parts is not the last one.
@@ -151,7 +144,6 @@ class Core:
         return sum([flow.unanswered for flow in self.flows])
 
     def offered(self, stage: int) -> int:
-        """Return how many requests have come to a stage so far, those refused included."""
         crew = self.crews[stage]
         first = {node.flow for node in crew.lobby.nodes if node.is_first}
         at_doors: int = sum([flow.refused + flow.alone for flow in first])
@@ -172,11 +164,8 @@ class Core:
         return sum([self.offered(stage) for stage in range(len(self.crews))]), batches
 
     def note_work(self, request_s: float, batch_s: float) -> None:
-        """Put into the views of all policies how long the driver works for a request, and a batch.
-
-        Args:
-            request_s: Seconds for each request in each stage.
-            batch_s: Seconds for each batch besides.
+        """Put into the views of all policies how many seconds the driver works for each request in
+        each stage, and for each batch besides.
         """
         for crew in self.crews:
             view = crew.lobby.view
@@ -201,16 +190,13 @@ class Core:
         self._transit.withdraw(now, request)
 
     def suffice(self, now: float, request: Request) -> None:
-        """Note that a caller has all that it wants of a stream: its answer is complete."""
         if request.state in (QUEUED, RUNNING):
             self._transit.withdraw(now, request)
             self._transit.answer(now, request)
 
     def pause(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that a caller wants no more parts for now, or wants them again.
-
-        It is for requests of which a stage makes the answer in parts, and takes effect when they
-        get there.
+        """Note that a caller wants no more parts for now, or wants them again; it takes effect once
+        the request is where its answer is made in parts.
         """
         stream, node = request.stream, request.node
         if stream is None or stream.is_paused == is_paused or request.state not in (QUEUED, RUNNING):
@@ -235,8 +221,6 @@ class Core:
         """Have a worker back that `Batcher.lend` took out; poll then.
 
         Args:
-            batcher: Of the only stage.
-            place: The worker's.
             request: What it is at work on; None if on nothing.
             began: When it began with that.
             id: The id that the worker has for this request, and for its batch.
@@ -249,9 +233,8 @@ class Core:
         return batcher.take_back(place, request, began)
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from now on; those inside go on.
-
-        From the next poll on nothing is held back for company that cannot come.
+        """Refuse new requests with `error` from now on; those inside go on, and nothing is held
+        back for company that cannot come.
         """
         self._has_closed = True
         for flow in self.flows:
@@ -259,7 +242,6 @@ class Core:
         self.hold(False)
 
     def abort(self, now: float, error: CarpoolError) -> None:
-        """Refuse new requests, and fail all that are inside."""
         self.close(error)
         fail = self._transit.fail
         for door in self.doors:
@@ -291,7 +273,7 @@ class Core:
         ids, results, errors, stage = reply.ids, reply.results, reply.errors, reply.stage
         if len(results) != len(ids):
             raise ValueError(f"{len(results)} results for {len(ids)} requests")
-        crew = self.crews[stage]
+        crew: Any = self.crews[stage]  # a batcher: from workers of steps the driver takes reports only
         batch = crew.in_flight.get(reply.place)
         if now >= crew.lobby.attention_at and batch is not None and batch.id == reply.batch_id:
             for late in batch.expire(now):  # a driver that stood still has not polled
@@ -315,9 +297,9 @@ class Core:
             ValueError: The worker breaks the protocol, or there is no such stage of steps; then
                 nothing was done.
         """
-        if not 0 <= report.stage < len(self.crews):
-            raise ValueError(f"there is no stage {report.stage}")
-        crew = self.crews[report.stage]
+        crew = self._steppers.get(report.stage)
+        if crew is None:
+            raise ValueError(f"there is no stage {report.stage} of steps")
         if now >= crew.lobby.attention_at:  # a driver that stood still has not polled
             self._attend(now, crew)
         parts, ended = crew.reported(now, report)
@@ -350,10 +332,8 @@ class Core:
     # -- workers that come and go
 
     def restart_hang_timer(self, now: float, stage: int, place: int, batch_id: int | None = None) -> None:
-        """Count the time of a worker anew.
-
-        It has started another call for its batch; or, without a batch, it seemed to hang and does
-        not.
+        """Count the time of a worker anew: it has started another call for its batch; or, without a
+        batch, it seemed to hang and does not.
         """
         self.crews[stage].restart_hang_timer(now, place, batch_id)
 
@@ -390,22 +370,15 @@ class Core:
         return True
 
     def worker_ready(self, stage: int, place: int) -> None:
-        """Note that a worker can take batches from now on."""
         self.crews[stage].worker_ready(place)
 
     def worker_lost(self, now: float, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
         """Note that a worker has died, or was killed because it hung or broke the protocol.
 
-        What it owed is run once more, each request alone, so that one which kills workers is found
-        and harms no other; it fails if it must not be run again, or was the only one that a worker
-        had when this happened once more.
+        What it owed is run once more, each request alone (see `core/lobby.py`).
 
         Args:
-            now: The time.
-            stage: The position of the worker's stage.
-            place: The position of the worker in it.
-            unsent: Requests of its batch that it had not been sent yet, so that they wait again as
-                if they had not been taken.
+            unsent: Requests of its batch that it cannot have begun with: they wait as if untaken.
 
         Returns:
             Whether this death, and the one before it, are the fault of the only request that the
@@ -423,7 +396,6 @@ class Core:
         self._lost(now, crew, crew.worker_gone(now, place, blames=False))
 
     def _lost(self, now: float, crew: Crew, gone: Gone | None) -> bool:
-        """End the requests of a lost worker that are not run again; see `worker_lost`."""
         if gone is None:
             return False
         if self._journal is not None:
@@ -438,7 +410,6 @@ class Core:
     # -- what to do
 
     def poll(self, now: float) -> Todo:
-        """Return all there is to do now, because of what happened or because time has passed."""
         todo = self._todo
         for flow in self.flows:
             if flow.slo_s < inf:
@@ -476,11 +447,11 @@ class Core:
         return bool(self._transit.answers)
 
     def collect_answers(self) -> list[Request]:
-        """Return the requests answered since the last poll, where nothing is to be done now."""
-        return self._transit.collect()
+        transit = self._transit
+        answers, transit.answers = transit.answers, []
+        return answers
 
     def _poll_line(self, now: float) -> None:
-        """Ask the stages of a single line, late ones first."""
         onward_s = 0.0
         for crew, node in self._line:
             crew.lobby.view.onward_s = onward_s
@@ -499,7 +470,6 @@ class Core:
                 self._poll_last_calls(now)
 
     def _poll_graph(self, now: float) -> None:
-        """Ask all stages until nothing more can go: what one gives room for, another may use."""
         for flow in self.flows:
             flow.graph.look_ahead(now)
         for crew in self._order:
@@ -540,13 +510,6 @@ class Core:
                 self._poll_stage(now, crew, crew.lobby.nodes[0])
 
     def _poll_stage(self, now: float, crew: Crew, node: Node) -> None:
-        """Ask one stage what to do.
-
-        Args:
-            now: The time.
-            crew: The stage's.
-            node: Where requests wait for it; where that is at several nodes, the first of them.
-        """
         todo, lobby, journal = self._todo, crew.lobby, self._journal
         if now >= lobby.attention_at:
             self._attend(now, crew)
@@ -571,7 +534,6 @@ class Core:
             self._drop(now, dropped)
 
     def _drop(self, now: float, dropped: list[tuple[Request, str]]) -> None:
-        """End what policies have dropped."""
         if len(self.flows) == 1:
             self.flow.drop(now, dropped)
             return
@@ -580,7 +542,6 @@ class Core:
                 flow.drop(now, of_flow)
 
     def _attend(self, now: float, crew: Crew) -> None:
-        """End what has expired in a stage, and have its workers that hang killed."""
         expired, hung = crew.attend(now)
         for request, started, hint in expired:
             self._transit.expire(now, request, started, hint)
@@ -599,7 +560,6 @@ class Core:
 
 
 def _all_before(flows: Sequence[Flow]) -> dict[Crew, set[Crew]]:
-    """Return for each crew those from which requests may come to it, also through others."""
     follows: dict[Crew, set[Crew]] = {}
     for flow in flows:
         for node in flow.graph.nodes:

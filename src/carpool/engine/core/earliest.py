@@ -16,15 +16,10 @@ FEW: Final = 16
 class Earliest(Generic[T]):
     """The earliest of some time over many things that come, go and change.
 
-    Each thing has an entry in a heap that is no later than its time, and is corrected when it comes
-    to the front. So the cost of a question does not grow with the number of things. The heap
-    is made by the first question about many of them.
-
-    Args:
-        time_of: Returns the time of a thing; infinity for one that has gone.
-
-    Attributes:
-        is_kept: Whether there is a heap, so that `note` must be called.
+    Each thing has an entry in a heap that is no later than its time (`time_of`, infinity for one
+    that has gone), and is corrected when it comes to the front. So the cost of a question does not
+    grow with the number of things. The heap is made by the first question about many of them; while
+    it `is_kept`, `note` must be called.
     """
 
     __slots__ = ("_heap", "_most", "_n", "_time_of", "is_kept")
@@ -36,7 +31,6 @@ class Earliest(Generic[T]):
         self.is_kept = False
 
     def note(self, thing: T) -> None:
-        """Note a new thing, or that the time of one may have become earlier."""
         if not self.is_kept:
             return
         if len(self._heap) > self._most:  # it was not read for long
@@ -51,12 +45,8 @@ class Earliest(Generic[T]):
         self.is_kept = False
 
     def least(self, things: Callable[[], Iterable[T]], n: int, but: Collection[T] = ()) -> float:
-        """Return the earliest time of all things; infinity if there is none.
-
-        Args:
-            things: Returns all that there are.
-            n: How many they are, or a few more.
-            but: Those that do not count.
+        """Return the earliest time of all `n` things but some; infinity if there is none. `n` may
+        be a few more.
         """
         if n <= FEW:
             if self.is_kept:
@@ -102,7 +92,6 @@ class Earliest(Generic[T]):
                 self.note(thing)
 
     def _keep(self, things: Callable[[], Iterable[T]], n: int) -> None:
-        """Make the heap, if there is none or most of its entries are of no use."""
         self._most = 4 * n + 4 * FEW
         heap = self._heap
         if not self.is_kept or len(heap) > self._most:

@@ -6,10 +6,6 @@ admitted as a whole.
 Those at a door are patient requests for which there was no room where they begin. There is one door
 for each place at which the graph may begin. A request of a higher priority may displace some of a
 full queue: they are refused after all, or go back to the door.
-
-Deadlines of arrivals are judged one by one (`_admit_at_once`) only where the earliest deadline of a
-turn's arrivals is nearer than the wait behind all of them and a usual batch, or where the policy
-predicts waits itself.
 """
 
 from __future__ import annotations
@@ -39,22 +35,12 @@ class Flow:
         declared: What its graph is made of.
         transit: Ends what is refused, and has others begin.
         slo_s: How soon after their admission requests are due; None leaves it at their deadlines.
-        content: Takes items apart and puts results together.
 
     Attributes:
-        graph: Its nodes.
-        slo_s: As given; infinity if it is not.
-        content: As given.
-        measure: That of the content.
-        doors: Where requests wait for room, one for each place at which they may begin.
-        on_the_way: Where its requests are between two nodes.
         closed_because: Why new requests are refused; None while they are not.
         is_held: Whether requests wait at the doors for now, of a graph that is no line.
-        admitted: How many requests have been admitted.
-        refused: How many requests were refused when they came.
-        answered: How many of the admitted requests have been answered.
-        failed: How many of the admitted requests were answered with an error.
-        cancelled: How many admitted requests were cancelled.
+        admitted: How many requests have been admitted; of these, `answered` have been, `failed`
+            with an error, and `cancelled` were.
         alone: How many went alone, and were admitted and answered that way.
     """
 
@@ -95,22 +81,18 @@ class Flow:
 
     @property
     def is_line(self) -> bool:
-        """Whether its graph is a line of stages, each of which has no other node."""
         return self._first is not None and not self.graph.blocks and all(node.is_in_line for node in self.graph.nodes)
 
     @property
     def door(self) -> Queue:
-        """The requests at the first door; mostly there is no other."""
         return self.doors[0].queue
 
     @property
     def unanswered(self) -> int:
-        """How many callers of admitted requests still wait."""
         return self.admitted - self.answered - self.cancelled
 
     @property
     def waiting(self) -> int:
-        """How many requests are at the doors."""
         return sum([door.queue.count for door in self.doors])
 
     # -- new requests
@@ -122,8 +104,6 @@ class Flow:
         other are taken in together, or refused. Those that were cancelled before are passed over.
 
         Args:
-            now: The time.
-            requests: None of them was submitted before.
             alike: Whether all are known to be new, of one lane, one due and one deadline, each of
                 size 1 and without companions.
 
@@ -140,7 +120,9 @@ class Flow:
 
     @fast_path("admit_at_once", declined=False)
     def _admit_at_once(self, now: float, requests: Sequence[Request], alike: bool) -> bool:
-        """Admit all requests at once, if all are new, there is room for all, and none may be late.
+        """Admit all requests at once, if all are new, there is room for all, and none may be late:
+        the earliest deadline is not nearer than the wait behind all of them and a usual batch, and
+        the policy does not predict waits itself.
 
         Fast path of the rest of `submit`: the same outcome (tests/engine/core/test_fast_paths.py)
         for a sixth of its bytecodes where 64 come together, a twentieth where they are alike, as
@@ -205,7 +187,8 @@ class Flow:
                 soonest - now < first.predicted_wait_s(now, units) + first.times.usual_s + first.lobby.view.onward_s
             )
         if is_hurried or id - before < n or queue.nbytes + nbytes > queue.max_bytes:
-            _clear_ids(requests[: id - before])
+            for request in requests[: id - before]:
+                request.id, request.node = 0, None
             return False
         transit.last_id = id
         self.admitted += n
@@ -232,7 +215,7 @@ class Flow:
             first = next(iter(by_door))  # the only one of a single request
             if is_single and not first.has_room(one.nbytes):
                 has_room = False
-                give_way = self._in_the_way(one)
+                give_way = NOBODY if self._first is None else self._first.crew.lobby.in_the_way(one)
             for door, part in by_door.items():  # what comes in by another one may need the same room
                 beside: dict[Node, list[Request]] = {}
                 for there in by_door if len(by_door) > 1 else ():
@@ -241,8 +224,9 @@ class Flow:
                 refusal = refusal or self._refusal(now, part, door, give_way, beside)
         if refusal is not None:
             is_own = is_single and refusal is not self.closed_because
+            self.refused += len(lot)
             for request in lot:
-                self._refuse(request, refusal if is_own else copy.copy(refusal))
+                self._transit.refuse(request, refusal if is_own else copy.copy(refusal))
         elif one.patient and not is_single:
             for request in lot:
                 self._admit(now, (request,))
@@ -264,7 +248,6 @@ class Flow:
                     self._transit.begin(now, part, door)
 
     def admit_lone(self, began: float, request: Request, id: int) -> None:
-        """Admit a request that a worker has had since it `began`, under this id."""
         self._stamp(began, (request,))
         self._transit.last_id += 1
         self.admitted += 1
@@ -293,28 +276,17 @@ class Flow:
             request.patient = False  # all of them, as they come in as one
         return {**found}
 
-    def _in_the_way(self, request: Request) -> Sequence[Request]:
-        """Return the requests that must give up their places to a new one."""
-        return NOBODY if self._first is None else self._first.crew.lobby.in_the_way(request)
-
     def _stamp(self, now: float, lot: Sequence[Request]) -> None:
-        """Write on requests when they came, and when they are due."""
         for request in lot:
             request.admitted = request.arrived = now
             request.due = min(request.due, request.deadline, inf if request.bulk else now + self.slo_s)
 
     def _number(self, lot: Sequence[Request]) -> None:
-        """Count requests that are admitted, and give them their ids."""
         transit = self._transit
         for request in lot:
             transit.last_id += 1
             request.id = transit.last_id
         self.admitted += len(lot)
-
-    def _refuse(self, request: Request, error: CarpoolError) -> None:
-        """End a new request that is not admitted."""
-        self.refused += 1
-        self._transit.refuse(request, error)
 
     def _refusal(
         self,
@@ -328,9 +300,6 @@ class Flow:
         there; None if it may.
 
         Args:
-            now: The time.
-            part: The newcomers.
-            door: Where they would wait.
             give_way: The requests that would leave the queue for them.
             beside: By node, the rest of the lot that needs room there.
         """
@@ -379,7 +348,6 @@ class Flow:
         return Overloaded(FULL, retry_after_s=self.retry_after_s(now), reason="queue_full")
 
     def _displace(self, now: float, request: Request) -> None:
-        """Have a request of the first queue make room: it is refused, or waits at the door."""
         request.node.crew.lobby.displace(now, request)
         if not request.patient:
             self.drop(now, [(request, DISPLACED)])
@@ -393,11 +361,9 @@ class Flow:
 
     @property
     def lets_in(self) -> bool:
-        """Whether a request waits at a door and there is room for it."""
         return any(door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes) for door in self.doors)
 
     def fill(self, now: float) -> bool:
-        """Let requests in from the doors while there is room; report whether any came in."""
         has_any = False
         for door in self.doors:
             while door.queue.count and door.has_room(door.queue.peek(1)[0].nbytes):
@@ -445,7 +411,7 @@ class Flow:
     # -- those that are dropped
 
     def drop(self, now: float, dropped: Sequence[tuple[Request, str]]) -> None:
-        """End requests unserved that were admitted before, each with the reason."""
+        """End admitted requests unserved, each with its reason."""
         again_s = self.retry_after_s(now)
         for request, why in dropped:
             error = overloaded(request, why)
@@ -466,15 +432,7 @@ class Flow:
         return again_s if is_served else max(again_s, UNSERVED_RETRY_S)
 
 
-def _clear_ids(requests: Sequence[Request]) -> None:
-    """Take back the ids and places of requests that are not admitted together."""
-    for request in requests:
-        request.id = 0
-        request.node = None
-
-
 def _check_new(requests: Sequence[Request]) -> None:
-    """Raise ValueError if one of the requests was submitted before, or is there twice."""
     seen: set[Request] = set()
     for request in requests:
         if request.id or request.state in (QUEUED, RUNNING) or request in seen:

@@ -45,13 +45,8 @@ from carpool.engine.request import Request
 
 
 class NodeWorkers(Protocol):
-    """The workers of a stage and what waits for them, as far as graphs go.
-
-    Attributes:
-        name: The stage's name.
-        queue: What waits.
-        times: What its batches take.
-        running: How many requests workers have been handed and have not answered.
+    """The workers of a stage and what waits for them, as far as graphs go; `running` is how many
+    requests workers have been handed and have not answered.
     """
 
     name: str
@@ -83,8 +78,6 @@ class Node:
 
     Attributes:
         crew: The workers of the stage, and the queue in front of them.
-        name: The stage's name.
-        flow: The service to which it belongs.
         after: What becomes of results.
         block: The fork or `Each` in which it is; None if it is in none.
         needs: The nodes at which what becomes of a result may come to wait, one at each.
@@ -96,8 +89,6 @@ class Node:
         begins: Whether the requests of its service begin here, all of them and no others.
         is_first: Whether some of them begin here.
         is_last: Whether all results are answers.
-        is_shared: Whether its stage has other nodes besides.
-        is_held: Whether it hands out nothing for now.
         came: How many requests have come here, where its stage has other nodes besides.
         ahead_s: Expected seconds from the arrival here to the answer.
         onward_s: The same from when a result is there.
@@ -107,31 +98,6 @@ class Node:
         unserved_since: Since when no request can come from here to its answer, as a stage on every
             way has had no worker; infinity if one can.
     """
-
-    __slots__ = (
-        "after",
-        "ahead_s",
-        "begins",
-        "behind",
-        "block",
-        "came",
-        "crew",
-        "doors",
-        "ends",
-        "flow",
-        "is_first",
-        "is_held",
-        "is_last",
-        "is_shared",
-        "most_room",
-        "name",
-        "needs",
-        "onward_s",
-        "sources",
-        "spot",
-        "unserved_since",
-        "ways",
-    )
 
     def __init__(self, crew: NodeWorkers, flow: Any, after: After, block: Block | None) -> None:
         self.crew: Any = crew
@@ -173,25 +139,21 @@ class Node:
 
     @property
     def entered(self) -> int:
-        """How many requests have come here."""
         entered: int = self.crew.lobby.entered
         return self.came if self.is_shared else entered
 
     @property
     def queued(self) -> int:
-        """How many requests wait here."""
         queue: Queue = self.crew.queue
         return queue.of_source(self)[0] if self.is_shared else queue.count
 
     @property
     def nbytes(self) -> int:
-        """How many bytes they hold."""
         queue: Queue = self.crew.queue
         return queue.of_source(self)[1] if self.is_shared else queue.nbytes
 
     @property
     def running(self) -> int:
-        """How many requests workers have that have come from here."""
         crew: NodeWorkers = self.crew
         return sum([request.node is self for request in crew.owed]) if self.is_shared else crew.running
 
@@ -203,11 +165,9 @@ class Node:
         return crew.predicted_wait_s(now, crew.queue.size) + crew.times.usual_s
 
     def vacancy(self) -> float:
-        """Return how many more requests may be on their way here."""
         return 0 if self.nbytes >= self.crew.queue.max_bytes else self.places()
 
     def places(self) -> float:
-        """Return the same, if bytes do not matter."""
         queue: Queue = self.crew.queue
         taken = self.queued
         for source in self.sources:
@@ -215,7 +175,6 @@ class Node:
         return queue.max_size - taken
 
     def room(self) -> float:
-        """Return how many requests may be handed to workers here now."""
         if self.is_held:
             return 0
         for each in self.doors:
@@ -225,22 +184,16 @@ class Node:
 
 
 class Door:
-    """Where requests wait for room outside of all queues; without a limit of its own.
-
-    Args:
-        flow: The service.
-        start: Where they go on.
-        begins: Whether it leads into the service. If not, it leads into the body of an `Each`.
+    """Where requests wait for room outside of all queues; without a limit of its own. If it does
+    not lead into the service, it leads into the body of an `Each`.
 
     Attributes:
-        queue: They.
         heads: The nodes at which those come to wait first that begin here.
         needs: The nodes at which there must be room for those that go on.
         behind: The queue behind it, if it is the only way into that, and there is no other; else
             None.
     """
 
-    __slots__ = ("_lists", "begins", "behind", "flow", "heads", "needs", "queue", "start")
     name = "the door"
 
     def __init__(self, flow: Any, start: After, begins: bool) -> None:
@@ -253,12 +206,8 @@ class Door:
         self.needs, self._lists = needs_of(start)
 
     def has_room(self, nbytes: int = 0, n: int = 1, beside: Mapping[Node, Sequence[Request]] | None = None) -> bool:
-        """Report whether `n` requests, of `nbytes` in all, may go on.
-
-        Args:
-            nbytes: How many bytes they hold.
-            n: How many they are.
-            beside: By node, what else needs room there, as it comes by other doors.
+        """Report whether `n` requests, of `nbytes` in all, may go on; `beside` is by node what else
+        needs room there, as it comes by other doors.
         """
         if self.behind is not None:
             return self.behind.has_room(nbytes, n)
@@ -282,7 +231,6 @@ class Door:
 class OnTheWay:
     """Where the requests of a service are that have left a node and not come to the next one."""
 
-    __slots__ = ("flow",)
     name = "nowhere"
     begins = False
 
@@ -299,12 +247,8 @@ class Fork:
         keeps_errors: Whether what a model or a lost worker has cost a branch is its result.
 
     Attributes:
-        is_tuple: Whether what they come to is a tuple; else it is a list.
         ends: Whether what they come to is the answer, or a part of it.
-        branches: Where the children go.
         running: How many requests have children inside.
-        then: What becomes of what they come to.
-        block: The fork or `Each` around it.
     """
 
     is_tuple = True
@@ -323,16 +267,8 @@ class Fork:
 
 
 class Each:
-    """A body that gets each item of a list.
-
-    Args:
-        body: As it is declared.
-        most: How many items a list may have.
-
-    Attributes:
-        body: Where the children go.
-        door: Those for which there is no room in the body yet.
-        running: As for `Fork`, and so are the others.
+    """A body that gets each item of a list of `most` at most; those for which there is no room in
+    it yet are at its door. For the other attributes see `Fork`.
     """
 
     door: Door
@@ -350,17 +286,11 @@ class Each:
 
 
 class Switch:
-    """Several ways on, of which one is taken.
+    """Several ways on by name, of which one is taken.
 
-    Args:
-        ways: Each of them by name, as it is declared.
-        choose: Names it by the item; None if results name it themselves.
-        refuses: Whether what comes where there is no room fails; else there is always room, as what
-            is before it waits for room on all ways.
-
-    Attributes:
-        ways: Where each leads.
-        then: What follows all of them.
+    Without `choose` results name it themselves. One that `refuses` fails what comes where there is
+    no room; else there is always room, as what is before it waits for room on all ways. `then` is
+    what follows all of them.
     """
 
     def __init__(
@@ -374,13 +304,10 @@ class Switch:
 
 
 class Onward(NamedTuple):
-    """One way on from a place, through all switches that follow.
+    """One way on from a place, through all switches that follow, one of which may refuse what there
+    is no room for.
 
     As the turn of a result (`Reply.turns`) it says that the result takes this way.
-
-    Attributes:
-        after: What follows.
-        refuses: Whether one of the switches refuses what there is no room for.
     """
 
     after: After
@@ -397,14 +324,10 @@ other."""
 
 
 class Graph:
-    """The places of one service, linked to each other.
-
-    Args:
-        declared: What it is made of. Each `Fork`, `Each` and `Switch` is for this graph alone.
-        flow: The service.
+    """The places of one service, linked to each other. Each `Fork`, `Each` and `Switch` is for this
+    graph alone.
 
     Attributes:
-        start: Where requests begin.
         nodes: The last ones first: each comes before those that need it.
         blocks: Its forks and lists, likewise.
     """
@@ -433,7 +356,6 @@ class Graph:
             start.begins = True
 
     def _link(self, declared: Declared, after: After, block: Block | None) -> After:
-        """Link what is declared with what comes after it, and return where it begins."""
         if isinstance(declared, Fork):
             declared.then, declared.block, declared.ends = after, block, _ends(after, block)
             declared.branches = [self._link(branch, JOIN, declared) for branch in declared.declared]
@@ -464,16 +386,12 @@ class Graph:
 
 
 def _ends(after: After, block: Block | None) -> bool:
-    """Return whether what comes to `after`, in a block, is the answer or a part of it."""
     return after is None or (after is JOIN and block is not None and block.ends)
 
 
 def needs_of(after: After, every: bool = False) -> tuple[list[Node], list[Each]]:
-    """Return where what goes on to `after` may come to wait, and the lists that it may be.
-
-    Args:
-        after: What follows.
-        every: Whether those behind switches that refuse count, too.
+    """Return where what goes on to `after` may come to wait, and the lists that it may be; with
+    `every`, also behind switches that refuse.
     """
     if isinstance(after, Node):
         return [after], []
@@ -494,11 +412,8 @@ def needs_of(after: After, every: bool = False) -> tuple[list[Node], list[Each]]
 
 
 def heads(after: After, every: bool = True) -> list[Node]:
-    """Return the nodes at which what goes on to `after` comes to wait first, without its items.
-
-    Args:
-        after: What follows.
-        every: Whether those behind switches that refuse count, too.
+    """Return the nodes at which what goes on to `after` comes to wait first, without its items;
+    with `every`, also behind switches that refuse.
     """
     if isinstance(after, Node):
         return [after]
@@ -522,7 +437,6 @@ def all_after(node: Node) -> list[Node]:
 
 
 def with_room(requests: Sequence[Request]) -> list[Request]:
-    """Return those of some requests for which there is room together behind their nodes."""
     left: dict[Node, float] = {}
     found = []
     for request in requests:

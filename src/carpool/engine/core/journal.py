@@ -1,13 +1,12 @@
 """Where requests have been: the journal of all that happened, and the trail of the stages of each.
 
 The journal is a bounded record of events in their order, for tests and for people who debug. It is
-off by default; the core then has no journal at all, so that it costs one comparison per event.
+off by default; the core then has none at all, so that it costs one comparison per event.
 
 The trail of a request says where its time went, for the error of a caller whose deadline has
 passed. Nothing is noted while a request is in the stage with which its service begins, since its
 own times are enough; each stage that it leaves adds a link, and requests that leave the first one
-together share theirs. A stage begins when the one before ends. The text is made only when it is
-needed.
+together share theirs. A stage begins when the one before ends.
 """
 
 from __future__ import annotations
@@ -59,13 +58,8 @@ class Journal:
         self._children: deque[int] = deque(maxlen=max_entries)
 
     def split(self, now: float, parent: int, children: Sequence[int], names: Sequence[str] | None) -> None:
-        """Note that a request goes on as several, whose events are part of its story.
-
-        Args:
-            now: The time.
-            parent: The id of the request.
-            children: Those of what it has become.
-            names: Of the branches of these; None for numbers.
+        """Note that a request goes on as several, whose events are part of its story; without
+        `names` their branches are numbers.
         """
         self.record(now, f"goes on as {len(children)}", parent)
         owner, inside = self._parents.get(parent, (parent, ""))
@@ -77,7 +71,6 @@ class Journal:
             self._parents[child] = owner, f"{inside}/{branch}" if inside else branch
 
     def record(self, now: float, event: str, request_id: int, stage: str = "", detail: str = "") -> None:
-        """Note that `event` happened to the request."""
         owner, branch = self._parents.get(request_id, (request_id, ""))
         self._entries.append((owner, now, event, stage, detail, branch))
 
@@ -95,13 +88,12 @@ def parts_so_far(now: float, request: Request) -> str:
     stream = request.stream
     if stream is None or not stream.parts:
         return ""
-    silent_s = now - stream.heard
+    silent_s = now - stream.part_at
     ago = f", the last one {silent_s:.3f} s ago" if silent_s >= 0.001 else ""
     return f"after {stream.parts} part{'s' if stream.parts > 1 else ''}{ago}"
 
 
 def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[Batch]) -> None:
-    """Write batches that go to their workers into the journal."""
     for batch in batches:
         how = f"{batch.reason}, ahead" if batch.ahead else batch.reason
         detail = f"batch {batch.id} of {len(batch)} on worker {batch.place} ({how})"
@@ -110,7 +102,6 @@ def record_batches(journal: Journal, now: float, stage: str, batches: Sequence[B
 
 
 def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Order]) -> None:
-    """Write into the journal who joins, rests and goes on by the orders that are sent."""
     for order in orders:
         for request in order.join:
             parts = stream_of(request).parts
@@ -124,10 +115,10 @@ def record_orders(journal: Journal, now: float, stage: str, orders: Sequence[Ord
 
 
 def record_report(
-    journal: Journal, now: float, stage: str, heard: Sequence[Request], returned: Sequence[Request]
+    journal: Journal, now: float, stage: str, had_parts: Sequence[Request], returned: Sequence[Request]
 ) -> None:
     """Write the first parts of streams into the journal, and which ones found no memory."""
-    for request in heard:
+    for request in had_parts:
         if stream_of(request).parts == 1:
             journal.record(now, "first part", request.id, stage, f"from worker {stream_of(request).place}")
     for request in returned:
@@ -139,13 +130,8 @@ _ROOM = "waiting for room in the queue"
 
 
 def extend_trails(requests: Sequence[Request], node: Node, started: float, now: float) -> None:
-    """Note that requests leave a node for the next one.
-
-    Args:
-        requests: Those that leave together.
-        node: The node.
-        started: When they were handed to a worker of its stage.
-        now: The time.
+    """Note that requests leave a node for the next one, together, and when a worker `started` with
+    them.
     """
     name = node.name
     if node.begins:
@@ -158,12 +144,8 @@ def extend_trails(requests: Sequence[Request], node: Node, started: float, now: 
 
 
 def format_expiry(now: float, request: Request, started: float | None) -> str:
-    """Return the text of a `DeadlineExceeded`: how long each place has kept the request.
-
-    Args:
-        now: The time.
-        request: Is in a queue, at a door, in a worker, or has just left one of these.
-        started: When it was handed to its present worker; None if it is not running.
+    """Return the text of a `DeadlineExceeded`: how long each place has kept the request, which a
+    worker has had since `started`.
     """
     total_s = now - request.admitted
     # parts of a millisecond would all be 0.000 s
@@ -172,11 +154,10 @@ def format_expiry(now: float, request: Request, started: float | None) -> str:
     text, stream = f"no answer within {factor * total_s:.3f} {unit}: {', '.join(spent)}", request.stream
     if stream is None or not stream.parts:
         return text
-    return f"{text}; of {stream.parts} parts the last one came {now - stream.heard:.3f} s ago"
+    return f"{text}; of {stream.parts} parts the last one came {now - stream.part_at:.3f} s ago"
 
 
 def _spent(now: float, request: Request, started: float | None) -> Iterator[tuple[str, float]]:
-    """Yield each place where the request was, in order, and for how many seconds."""
     node = request.node
     trail = None if node.begins else request.trail
     since = request.admitted
@@ -198,7 +179,6 @@ def _spent(now: float, request: Request, started: float | None) -> Iterator[tupl
 
 
 def _links(trail: Trail | None) -> Iterator[tuple[str, float, float]]:
-    """Yield each stage before, when it handed the request to a worker, and when it left."""
     if trail is not None:
         before, name, started, left = trail
         yield from _links(before)

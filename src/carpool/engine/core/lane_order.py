@@ -28,17 +28,12 @@ _NO_LANES: Final[dict[LaneQueue, None]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The key of suspects, which share a batch with no other request, not even with each other.
-
-    Attributes:
-        former_key: The key that they had before.
-    """
+    """The key of suspects, which share a batch with no other request, not even with each other."""
 
     former_key: Hashable
 
 
 def key_of(lane: Lane) -> Hashable:
-    """Return a lane's key, and for lanes of suspects the one that these had before."""
     return lane.key.former_key if isinstance(lane.key, Suspect) else lane.key
 
 
@@ -47,13 +42,8 @@ class LaneOrder:
 
     The lane with the least rank goes first: priority plus age is greatest where that is least, at
     any time, since (now - ages_from) / ageing_s + priority = (now - rank) / ageing_s. Of equals the
-    one that was placed there first goes first, and a lane of suspects before all others.
-
-    Args:
-        ageing_s: How long a lane is passed over before it rises by one level of priority.
-
-    Attributes:
-        is_watched: Whether `note` must be called.
+    one that was placed there first goes first, and a lane of suspects before all others. While
+    `is_watched`, `note` must be called.
     """
 
     def __init__(self, ageing_s: float) -> None:
@@ -88,15 +78,12 @@ class LaneOrder:
         return None
 
     def alike(self, lane: Lane) -> Sequence[Place]:
-        """Return the places of the lanes with which one may share a batch, itself included."""
         return self._alike[lane[1:3]]
 
     def of_priority(self, priority: int) -> Sequence[Place]:
-        """Return the places of the lanes of a priority, but those of suspects."""
         return self._priorities[priority]
 
     def of_keys(self, keys: Collection[Hashable]) -> set[LaneQueue]:
-        """Return the lanes of some keys, and of suspects that had one of them."""
         return {lane_queue for key in keys for lane_queue in self._keys.get(key, _NO_LANES)}
 
     def below(self, priority: int) -> list[int]:
@@ -117,7 +104,6 @@ class LaneOrder:
         return crowd.until(-more_than - 1, lambda: [place[2] for place in places], len(places))
 
     def waiting_by(self, rank: float) -> int:
-        """Return how many requests wait in the lanes of a rank and of those before it."""
         places = self._places
         if len(places) == 1:
             self._place_again(places[0][2])  # its place is not kept while it is the only one
@@ -136,7 +122,6 @@ class LaneOrder:
         return n
 
     def rank_of(self, lane: Lane, ages_from: float) -> float:
-        """Return the rank of a lane that is passed over from `ages_from` on."""
         return ages_from - lane.priority * self._ageing_s
 
     # -- changes
@@ -149,7 +134,6 @@ class LaneOrder:
         self._insert(lane_queue, is_ahead=type(lane_queue.lane.key) is Suspect)
 
     def close(self, lane_queue: LaneQueue) -> None:
-        """Take out a lane."""
         self._remove(lane_queue)
         key = key_of(lane_queue.lane)
         del self._keys[key][lane_queue]
@@ -170,7 +154,6 @@ class LaneOrder:
                     self._place_again(lane_queue)
 
     def note(self, lane_queue: LaneQueue) -> None:
-        """Note that more or fewer requests wait in a lane."""
         self._changed[lane_queue] = None
 
     def _place_again(self, lane_queue: LaneQueue) -> None:
@@ -206,7 +189,6 @@ class LaneOrder:
             self._add(node, -n)
 
     def _lists_of(self, lane: Lane) -> list[list[Place]]:
-        """Return the lists in which a lane has its place."""
         found = [self._places, self._alike.setdefault(lane[1:3], [])]
         if type(lane.key) is not Suspect:
             found.append(self._priorities.setdefault(lane.priority, []))
@@ -215,7 +197,6 @@ class LaneOrder:
     # -- counts
 
     def _settle(self) -> None:
-        """Count what has changed."""
         for lane_queue in self._changed:
             if self._is_counted:
                 node, n = self._counted.get(lane_queue) or (self._node(lane_queue.place[0]), 0)
@@ -239,7 +220,6 @@ class LaneOrder:
         return max(1, min(_END, _ZERO + int((rank - self._first_rank) * _PER_S)))
 
     def _add(self, node: int, n: int) -> None:
-        """Add to the count of a node, and so to the sums of all that are not before it."""
         tree = self._tree
         while n and node <= _END:
             total = tree.get(node, 0) + n
@@ -251,5 +231,4 @@ class LaneOrder:
 
 
 def _fullness(lane_queue: LaneQueue) -> float:
-    """Return a number that is the less, the more requests wait in a lane."""
     return -lane_queue.live if lane_queue.live else inf

@@ -28,7 +28,6 @@ class LaneQueue:
     """The requests of one lane, sorted by when they are due; equals keep their order of arrival.
 
     Attributes:
-        lane: The lane.
         place: Where it stands in its queue; the queue sets it.
         ages_from: When something was last taken from the lane; before that, when its first request
             arrived.
@@ -71,19 +70,14 @@ class LaneQueue:
         self.ages_from = ages_from
         self.levels = levels
         self.entries: list[Request] = []
-        self.head = 0
-        self.live = 0
-        self.dead = 0
-        self.more = 0
-        self.head_is_oldest = True
-        self.head_expires_first = True
+        self.head = self.live = self.dead = self.more = 0
+        self.head_is_oldest = self.head_expires_first = True
         self.latest_deadline = -inf
         self.is_watched = False
         self._node: object = None  # of those that wait here, once they are watched
         self._earliest: tuple[Earliest[Request], ...] = ()  # by arrival, and by deadline, once they are watched
 
     def reset(self) -> None:
-        """Forget what has left; no request waits."""
         self.entries.clear()
         self.head = self.dead = self.more = 0
         self.head_is_oldest = self.head_expires_first = True
@@ -92,12 +86,10 @@ class LaneQueue:
         self._earliest = ()
 
     def note(self, request: Request) -> None:
-        """Note a request that has been put in, for those that ask for the earliest."""
         for earliest in self._earliest:
             earliest.note(request)
 
     def insert(self, request: Request) -> None:
-        """Put in a request that is due earlier than the last one."""
         insort(self.entries, request, lo=self.head, key=_due)
         self.head_is_oldest = False
         if request.due < request.deadline:
@@ -125,7 +117,6 @@ class LaneQueue:
             self.latest_deadline = max(self.latest_deadline, request.deadline)
 
     def peek(self, n: int) -> list[Request]:
-        """Return the next `n` requests that wait, or all if fewer do."""
         head = self.head
         if not self.dead:
             return self.entries[head : head + n]
@@ -141,7 +132,6 @@ class LaneQueue:
         return found
 
     def take(self, n: int) -> list[Request]:
-        """Remove and return the next `n` requests that wait, or all if fewer do."""
         taken = self.peek(n)
         self.head += len(taken)
         self.live -= len(taken)
@@ -153,7 +143,6 @@ class LaneQueue:
         return taken
 
     def skip_dead(self) -> None:
-        """Move the head to the first request that waits."""
         while self.dead and self.entries[self.head].state != QUEUED:
             self.head += 1
             self.dead -= 1
@@ -172,7 +161,6 @@ class LaneQueue:
 
     @property
     def earliest_due(self) -> float:
-        """When the next of its requests should be answered; infinity if none waits."""
         if not self.live:
             return inf
         if self.dead:
@@ -181,7 +169,6 @@ class LaneQueue:
 
     @property
     def oldest_arrival(self) -> float:
-        """When the one that has waited longest arrived; infinity if none waits."""
         if not self.live:
             return inf
         if self.head_is_oldest:
@@ -191,7 +178,6 @@ class LaneQueue:
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next of its requests expires; infinity if none waits."""
         if not self.live:
             return inf
         if self.head_expires_first:
@@ -219,7 +205,6 @@ class LaneQueue:
         return request.arrived if self._holds(request) else inf
 
     def _expires(self, request: Request) -> float:
-        """Return when a request expires; infinity if it does not wait here any more."""
         return request.deadline if self._holds(request) else inf
 
     def mark_dead(self, request: Request) -> None:
@@ -240,7 +225,6 @@ class LaneQueue:
         return max(0, earlier - self.head - self.dead)
 
     def behind_the_first(self, n: int) -> Iterator[Request]:
-        """Yield all that wait but the first `n`, the last one first."""
         left = self.live - n
         for i in range(len(self.entries) - 1, self.head - 1, -1):
             if left <= 0:
@@ -263,8 +247,7 @@ class LaneQueue:
     def cut_out_taken(self, taken: Sequence[Request]) -> None:
         """Remove the entries of requests, wherever they stand, that were taken just now.
 
-        No entry may stay behind, as it would count as waiting again once its request waits in
-        another stage.
+        An entry that stayed behind would count again once its request waits in another stage.
         """
         self.entries = [request for request in self.entries[self.head :] if request.state == QUEUED]
         if self.levels is not None:
@@ -277,7 +260,6 @@ class LaneQueue:
             self.reset()
 
     def _compact(self) -> None:
-        """Cut off what has left once it outnumbers what waits."""
         if not self.live:
             self.reset()
         elif self.head + self.dead > self.live:

@@ -5,9 +5,8 @@ sort hundreds of requests for each decision would take longer than to decide, so
 levels: eight for each doubling of the length, or one for each length that the model is padded to.
 Requests of one level are taken to be as long as the longest of them, which is at most 9 % more.
 
-The sorted line exists only while a decision is made. A picked request leaves no entry in its lane's
-list, which is rebuilt instead (20 µs for 256): an entry of a request that waits in another stage
-would count here.
+A picked request leaves no entry in its lane's list, which is rebuilt instead (20 µs for 256): an
+entry of a request that waits in another stage would count here.
 """
 
 from __future__ import annotations
@@ -27,22 +26,15 @@ LevelOf = Callable[[int], int]
 
 
 def level_of(length: int) -> int:
-    """Return the level of a length, eight for each doubling."""
     return int(_PER_DOUBLING * log2(length))
 
 
 def one_level(length: int) -> int:
-    """Return the same level for each length, where only keys matter."""
     return 0
 
 
 class LevelsOf(NamedTuple):
-    """How the requests of a queue are sorted into levels.
-
-    Attributes:
-        level_of: Returns the level of a length.
-        lengths: See `Levels`.
-    """
+    """How the requests of a queue are sorted into levels; for the lengths see `Levels`."""
 
     level_of: LevelOf = level_of
     lengths: Sequence[int] | None = None
@@ -67,14 +59,10 @@ def by_allowed_lengths(allowed_lengths: Sequence[int]) -> LevelsOf:
 class Levels:
     """The requests of one lane, level by level; those of a level in the order of their arrival.
 
-    Args:
-        level_of: Returns the level of a length.
-        key: That of the lane.
-        lengths: Those of the levels, if each level is of one length, to which the model pads; else
-            a level is as long as the longest request seen in it.
+    If the model pads, each level is of one of the `lengths`; else a level is as long as the longest
+    request seen in it.
 
     Attributes:
-        key: The same.
         allowance_s: Seconds from the admission of each request to its due time, infinity included;
             0 if they differ.
     """
@@ -93,7 +81,6 @@ class Levels:
         return len(self._by_level)
 
     def add(self, request: Request) -> None:
-        """Put in a request that has just arrived."""
         allowance_s = request.due - request.admitted
         if not self._by_level:
             self.allowance_s = allowance_s
@@ -113,14 +100,12 @@ class Levels:
             self._longest[at] = length
 
     def put_back(self, request: Request) -> None:
-        """Put in a request that was taken before, ahead of those that came after it."""
         self.add(request)
         at = self._level_of(request.length)
         in_order = sorted(self._by_level[at], key=lambda each: each.arrived)
         self._by_level[at] = dict.fromkeys(in_order)
 
     def discard(self, requests: Iterable[Request]) -> None:
-        """Take out requests, each of which is in here."""
         for request in requests:
             at = self._level_of(request.length)
             level = self._by_level[at]
@@ -130,7 +115,6 @@ class Levels:
 
     @property
     def earliest_due(self) -> float:
-        """When the first of its requests is due; infinity if none waits."""
         if self.allowance_s == inf:
             return inf
         if self.allowance_s:  # the oldest of each level is due first
@@ -138,6 +122,5 @@ class Levels:
         return min([request.due for level in self._by_level.values() for request in level], default=inf)
 
     def rising(self) -> list[tuple[int, Iterable[Request], int]]:
-        """Return each level, the shortest first: length, requests, and how many they are."""
         by_level, longest = self._by_level, self._longest
         return [(longest[at], by_level[at], len(by_level[at])) for at in sorted(by_level)]

@@ -14,15 +14,10 @@ Exactly one of any number of closers does the closing; the others wait for it.
     forked     refused   -         forked          forked           -       forked  forked
     abandoned  refused   -         abandoned       abandoned        -       forked  abandoned
 
-Both handles use this table; `tests/engine/core/test_life.py` explores it in every order of a few
-callers.
-
 No work that threads post is lost with the loop. All calls of its mailbox are made under one lock of
-the driver's. While the loop lives, the first work since it last looked is to wake it; once it has
-ended, a thread that posts work is to do it itself.
-
-The thread of a loop empties the mailbox after the loop has stopped. Later work is done by the
-thread that brings it, which meets a stopped driver and gets its answer at once.
+the driver's. While the loop lives, the first work since it last looked is to wake it; the loop's
+thread empties the mailbox after the loop has stopped. Later work is done by the thread that brings
+it, which meets a stopped driver and gets its answer at once.
 """
 
 from __future__ import annotations
@@ -111,9 +106,8 @@ class Life:
     """The life of one handle.
 
     Attributes:
-        state: Its present state.
-        takes_calls: Whether calls are let through; while it starts or drains, the core decides
-            what becomes of them.
+        takes_calls: Whether calls are let through; while it starts or drains, the core decides what
+            becomes of them.
     """
 
     __slots__ = ("__weakref__", "state", "takes_calls")
@@ -138,7 +132,6 @@ class Life:
         return act
 
     def refusal(self) -> Exception:
-        """Return the error of a call that is not let through."""
         kind, text = _REFUSALS[self.state]
         return Unavailable(text, code="stopped") if kind is Unavailable else kind(text)
 
@@ -147,19 +140,14 @@ Work = Callable[[], object]
 
 
 class Mailbox:
-    """The work that has been posted and not been taken."""
+    """The work that has been posted and not been taken, until the loop `is_over`."""
 
-    __slots__ = ("_is_over", "_is_woken", "_work")
+    __slots__ = ("_is_woken", "_work", "is_over")
 
     def __init__(self) -> None:
         self._work: list[Work] = []
         self._is_woken = False
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the loop takes no more."""
-        return self._is_over
+        self.is_over = False
 
     def post(self, work: Work) -> bool:
         """Leave some work, and report whether the loop must be woken for it.
@@ -169,14 +157,13 @@ class Mailbox:
         Raises:
             ValueError: The loop has ended: the caller is to do the work itself.
         """
-        if self._is_over:
+        if self.is_over:
             raise ValueError("the loop has ended")
         self._work.append(work)
         must_wake, self._is_woken = not self._is_woken, True
         return must_wake
 
     def take(self) -> Sequence[Work]:
-        """Remove and return all that was posted, in its order, to be done now."""
         work, self._work = self._work, []
         self._is_woken = False
         return work
@@ -186,5 +173,5 @@ class Mailbox:
 
         From now on no work can be posted.
         """
-        self._is_over = True
+        self.is_over = True
         return self.take()

@@ -14,13 +14,15 @@ sleep. Three rules keep the line moving:
 A next leader that goes away, for whatever reason, passes the duty on. So as long as requests wait
 and a slot is free, some thread is awake or will wake up in time.
 
-A slot stands for a worker: in the core, the worker at the slot's place exists only while a
-thread leads with it.
+A slot stands for a worker: in the core, the worker at the slot's place exists only while a thread
+leads with it.
 
 Mostly a caller finds nobody else. Then it runs its one request *alone*: no request, batch or slot
 is made for it, and afterwards the accounts are what they would have been. Should another caller
 come meanwhile, all of that is made up for first, as of the time at which it would have been done
-(`_catch_up`), and the lone caller leads like any other.
+(`_catch_up`), and the lone caller leads like any other. For a lone request the policy states its
+slack (`lone_slack_s`) and learns of the call once (`learn`). A policy that changes the rule and
+states no slack has an infinite one (`Policy.__init_subclass__`): it is asked step by step.
 
 A line is open until it is closed; then it is drained: no request comes in, and the threads that
 close it lead like any other, since tickets may have no thread that waits for them. The end has come
@@ -28,11 +30,6 @@ once no request waits and no thread leads.
 
 Source: the combining idea is that of flat combining (Hendler et al., 2010) and of leader/followers
 (Schmidt, 2000).
-
-For a lone request the policy states its slack (`lone_slack_s`) and learns of the call once
-(`learn`), which makes the call cheap. `tests/batch_function/test_alone.py` compares the state with
-that of the long way. A policy that changes the rule and states no slack has an infinite one
-(`Policy.__init_subclass__`): it is asked step by step.
 """
 
 from __future__ import annotations
@@ -55,12 +52,8 @@ LEADS: Final = -3  # the thread leads already: it was interrupted while it did
 
 
 class Waiter(Protocol):
-    """What waits for the answers of one or several requests, as their `caller`.
-
-    Attributes:
-        requests: What it waits for.
-        pending: How many of them have no answer yet.
-        deadline: The latest of theirs.
+    """What waits for the answers of one or several requests, of which `pending` have none yet,
+    until the latest of their deadlines, as their `caller`.
     """
 
     requests: Sequence[Request]
@@ -81,16 +74,9 @@ class LoneCall:
     It never sleeps, since its thread is inside the function.
 
     Attributes:
-        item: What the function gets.
-        deadline: That of its request.
-        thread: The thread that runs it.
-        began: When it began.
         requests: Its request, once one had to be made since another caller came; empty until then.
         pending: 1 until that request has its answer.
         batch: What it runs, once it leads like any other; None until then.
-        result: What the function returned for the item.
-        error: Why it failed; None if it did not.
-        sleepers: None.
     """
 
     __slots__ = ("batch", "began", "deadline", "error", "item", "pending", "requests", "result", "thread")
@@ -109,17 +95,11 @@ class LoneCall:
         self.batch: Batch | None = None
 
     def answered(self, request: Request) -> None:
-        """Take note that its request has its answer."""
         self.pending = 0
 
 
 class Line:
-    """The line in front of one batch function.
-
-    Args:
-        batcher: Its queue and its policy.
-        slots: How many batches may run at a time.
-        slo_s: How many seconds after they join requests are due, if there is a goal.
+    """The line in front of one batch function, of which `slots` batches may run at a time.
 
     Attributes:
         core: The only stage's core, which keeps the accounts.
@@ -150,7 +130,6 @@ class Line:
     # -- callers
 
     def join(self, now: float, requests: Sequence[Request]) -> None:
-        """Take new requests in. One that is refused has its answer at once."""
         if self.lone is not None:
             self._catch_up()
         self.core.flow.submit(now, requests)
@@ -161,11 +140,6 @@ class Line:
 
     def step(self, now: float, waiter: Waiter, thread: object) -> int:
         """Decide what a waiter's thread, which is awake, does next.
-
-        Args:
-            now: The time.
-            waiter: What the thread waits for.
-            thread: The thread.
 
         Returns:
             `ANSWERED` if the answers are there, `SLEEP`, or the slot for which the thread is to
@@ -203,19 +177,14 @@ class Line:
         return min(waiter.deadline, self._next_leader_until) if self.next_leader is waiter else waiter.deadline
 
     def stop_waiting(self, waiter: Waiter) -> None:
-        """Let the waiter's thread do something else; its requests stay in the line."""
         if self.next_leader is waiter:
             self.next_leader = None
             self._choose_next_leader()
 
     def leave(self, now: float, waiter: Waiter, thread: object = None) -> None:
         """Let a waiter go without its answers; those of its requests that still wait are not run.
-
-        Args:
-            now: The time.
-            waiter: What goes.
-            thread: Its thread, if this was interrupted; the next leader then runs the batch that it
-                was leading.
+        If it goes because its `thread` was interrupted, the next leader runs the batch that it was
+        leading.
         """
         if self.lone is not None:
             self._catch_up()
@@ -235,8 +204,8 @@ class Line:
     def take_batch(self, now: float, slot: int) -> Batch | None:
         """Return the batch to run with a slot that was claimed; None if the policy holds it back.
 
-        In that case the slot is free again, and the thread is to sleep (`asleep_until`), not to
-        `step` at once. A leader has no deadline from here on: it waits for what it runs itself.
+        In that case the slot is free again, and the thread is to sleep (`asleep_until`). A leader
+        has no deadline from here on: it waits for what it runs itself.
         """
         leader, _ = self._leaders[slot]
         self.core.worker_ready(0, slot)
@@ -256,7 +225,6 @@ class Line:
         return None
 
     def give_up(self, slot: int) -> None:
-        """Give back a slot that was claimed and is not used."""
         del self._leaders[slot]
         self._choose_next_leader()
         self._release_closers()
@@ -264,15 +232,6 @@ class Line:
     def finished(
         self, now: float, batch: Batch, results: Sequence[object], errors: dict[int, Exception] | None, busy_s: float
     ) -> None:
-        """Take the results of a batch that has run.
-
-        Args:
-            now: The time.
-            batch: What has run.
-            results: One for each of its requests.
-            errors: By position in the batch, why a request failed; None if none did.
-            busy_s: Seconds that the function took.
-        """
         self.core.completed(now, Reply(0, batch.place, batch.id, batch.ids, results, errors, busy_s))
         self._release(now, batch.place)
         if self.next_leader is not None:
@@ -315,13 +274,11 @@ class Line:
     # -- the end
 
     def close(self, error: CarpoolError) -> None:
-        """Refuse new requests with `error` from now on; those inside are run."""
         if self.lone is not None:
             self._catch_up()
         self.core.close(error)
 
     def fail(self, now: float, error: CarpoolError, thread: object) -> None:
-        """Fail all requests inside and all that come: the policy has raised in this thread."""
         if self.lone is not None:
             self._catch_up()
         self.core.abort(now, error)
@@ -349,8 +306,7 @@ class Line:
     def _catch_up(self) -> None:
         """Make a leader of the lone caller: do what was left out, as of the time when it began.
 
-        It is called as soon as another caller comes, before anything else happens in the line. The
-        lone thread, which is inside the function, finds its request and `batch` in its `LoneCall`.
+        It is called as soon as another caller comes, before anything else happens in the line.
         """
         lone, self.lone = self.lone, None
         assert lone is not None
@@ -366,7 +322,6 @@ class Line:
             raise RuntimeError(f"policy {kind} let a lone request go and then held it back")
 
     def _slots_of(self, thread: object, waiter: Waiter | None = None) -> list[int]:
-        """Return the slots that a thread has claimed, for this waiter or for any."""
         return [
             slot
             for slot, (claimed_for, leader) in self._leaders.items()
@@ -374,7 +329,6 @@ class Line:
         ]
 
     def _release_closers(self) -> None:
-        """Let those that wait for the end of the line go, if it has come."""
         if self._closers and not self._leaders and not self.core.waiting:
             for waiter in self._closers:
                 waiter.pending = 0
@@ -382,7 +336,6 @@ class Line:
             self._closers.clear()
 
     def _poll(self, now: float) -> Todo:
-        """Ask the core what to do, and deliver the answers that are there."""
         todo = self.core.poll(now)
         self._deliver(todo.answer)
         if self._closers:
@@ -390,7 +343,6 @@ class Line:
         return todo
 
     def _deliver(self, answered: Sequence[Request]) -> None:
-        """Note answers with their waiters, and wake the waiters that have all of theirs."""
         for request in answered:
             waiter: Waiter | None = request.caller  # type: ignore[assignment]
             if waiter is None:
@@ -421,7 +373,6 @@ class Line:
         self.wake.append(waiter)
 
     def _release(self, now: float, slot: int) -> None:
-        """Free a slot: the core loses the worker at its place."""
         self.core.worker_left(now, 0, slot)
         del self._leaders[slot]
         if self._closers:

@@ -5,16 +5,14 @@ leave, expire, are dropped, and wait again after their worker was lost.
 
 The policy may be the user's, and is guarded here, once: what it raises goes to `on_fault`, and so
 does an impossible decision. From then on the stage is served greedily, until its service ends. So
-nothing has to be undone, and no code has to find out whose error it was.
+nothing has to be undone, and no code has to find out whose error it was. In a service, the fault
+fails the stage once the core has finished its present work; in a batch function, one line before
+the lock is released; a simulation raises it.
 
 Requests whose worker was lost are run once more, each alone, so that a guilty one is found. Such a
-suspect waits in its old place of the queue, in a lane of its own kind. It is acquitted when it has
-come through its stage, and found guilty when it has cost a second worker.
-
-A second loss convicts a suspect: it fails, and both deaths are taken off the stage's account
-(`Roster.forgive`). Suspects run at once, without a question to the policy, and the next stage does
-not see them. In a service, a fault of a policy fails the stage once the core has finished its
-present work; in a batch function, one line before the lock is released; a simulation raises it.
+suspect waits in its old place of the queue, in a lane of its own kind, and runs without a question
+to the policy. It is acquitted when it has come through its stage. A second loss convicts it: it
+fails, and both deaths are taken off the stage's account (`Roster.forgive`).
 """
 
 from __future__ import annotations
@@ -41,9 +39,7 @@ class Lobby:
     """What waits in one stage, and the policy of the stage.
 
     Args:
-        name: The stage's name.
         policy: Decides when and how many; owned by this stage alone.
-        queue: Where requests wait.
         idempotent: Whether a request may be run once more when its worker is lost.
         weigh: Writes on a request what the result of the stage before counts for in this one: its
             size, if that is not 1, its length and its key. It may raise a `CarpoolError`. Of an
@@ -52,22 +48,19 @@ class Lobby:
             one with the same limit.
 
     Attributes:
-        stage: The position of the stage; the core sets it.
+        stage: The position of the stage; the core sets it, and also `most_room`, `closing` and
+            `nodes`.
         view: What the policy is asked with.
         batch_limit: The policy's limit, as of its last decision or lesson.
         on_fault: Is called with the stage's name and what its policy has raised, and may raise
             that; the driver sets it. Without it what policies raise is raised.
         learns: Whether the policy learns from batches that are done.
-        predicts: Whether it says itself how long requests wait.
         most_room: The most requests that can ever be handed to workers at once, as there is room
-            for what they become; the core sets it.
-        closing: Whether no request can join the queue any more, so that nothing is held back for
-            company; the core sets it.
-        nodes: Its places in the graphs of services, which the core sets. Requests of all of them
-            share batches; those of a lobby by itself have None for their node.
-        is_shared: Whether there are several of these.
+            for what they become.
+        closing: Whether no request can join the queue any more, so that nothing is held back.
+        nodes: Its places in the graphs of services. Requests of all of them share batches; those of
+            a lobby by itself have None for their node.
         entered: How many requests have joined the queue.
-        early: How many answers have been early ones, by a result that said so.
         wake_at: When to ask again what to do although nothing happened; None for never.
         attention_at: No request expires and no worker hangs before this.
     """
@@ -108,7 +101,6 @@ class Lobby:
     # -- the policy
 
     def _note_calls_of(self, policy: Policy) -> None:
-        """Note which of its calls a policy has made its own."""
         kind = type(policy)
         self._listens = kind.arrived is not Policy.arrived
         self.learns = kind.learn is not Policy.learn
@@ -116,7 +108,6 @@ class Lobby:
         self.predicts = self._predictor is not None
 
     def failed(self, error: BaseException) -> None:
-        """Serve greedily from now on, without the policy, as it has raised."""
         if self.on_fault is None:
             raise error
         self.on_fault(self.name, error)
@@ -136,7 +127,6 @@ class Lobby:
             return None
 
     def decide(self) -> Decision:
-        """Return what the policy says to `view`, if that is possible."""
         view = self.view
         try:
             decision = self.policy.decide(view)
@@ -157,7 +147,6 @@ class Lobby:
         return decision
 
     def learn(self, now: float, done: DoneBatch) -> None:
-        """Have the policy learn from a batch that is done."""
         try:
             self.policy.learn(now, done)
             self.batch_limit = self.policy.limit
@@ -165,15 +154,11 @@ class Lobby:
             self.failed(error)
 
     def cost_s(self, size: int) -> float | None:
-        """Return the policy's learned seconds of a batch of `size`; None if it has none."""
         return self.guarded(self.policy.cost_s, size)  # type: ignore[no-any-return]
 
     def predicted_wait_s(self, units_before: int, workers: int) -> float | None:
-        """Return how long the policy says that a request waits; None if it does not say.
-
-        Args:
-            units_before: What is queued before it.
-            workers: How many there are.
+        """Return how long the policy says that a request waits behind so many units; None if it
+        does not say.
         """
         if self._predictor is None:
             return None
@@ -181,7 +166,6 @@ class Lobby:
 
     @property
     def lone_slack_s(self) -> float:
-        """How much time a lone request must have to go at once, by the policy."""
         try:
             return self.policy.lone_slack_s
         except BaseException as error:
@@ -189,7 +173,6 @@ class Lobby:
             return inf
 
     def padded_length(self, length: int) -> int:
-        """Return the length to which the model pads a batch with this longest length."""
         allowed = self.policy.allowed_lengths
         return length if allowed is None else padded(length, allowed)
 
@@ -199,7 +182,6 @@ class Lobby:
         return f"policy {type(getattr(self.policy, 'former', self.policy)).__name__} of stage {self.name}"
 
     def _check_named(self, decision: Decision) -> None:
-        """Raise RuntimeError if the policy drops what it cannot, or what it chooses is no batch."""
         chosen = decision.chosen
         self._check_queued(decision.drop, "drops")
         if not decision.take or not chosen:
@@ -215,7 +197,6 @@ class Lobby:
             raise self._impossible(size, f"whose longest is {longest}")
 
     def _check_queued(self, requests: Sequence[Request], what_it_does: str) -> None:
-        """Raise RuntimeError if some of the requests that the policy names cannot be taken."""
         if len(set(requests)) < len(requests) or any(r.state != QUEUED or r.node not in self.nodes for r in requests):
             raise RuntimeError(f"{self.whose_policy} {what_it_does} what is not queued")
 
@@ -237,8 +218,6 @@ class Lobby:
         """Put requests in the queue; their `node` and `arrived` must be set already.
 
         Args:
-            now: The time.
-            requests: At least one.
             soonest: The earliest of their deadlines, if it is known.
             nbytes: How many bytes they hold, if they are in order (see `Queue.push_in_order`).
             dues_differ: Likewise.
@@ -256,17 +235,15 @@ class Lobby:
             self.guarded(self.policy.arrived, now, requests)
 
     def put_back(self, now: float, requests: Sequence[Request]) -> None:
-        """Let requests of a worker that has gone wait again, in their old places."""
         self.queue.put_back(requests)
         free = [request for request in requests if not request.losses]  # for policies there is no quarantine
         if free:
             self.guarded(self.policy.arrived, now, free)
 
     def quarantine(self, requests: Sequence[Request]) -> None:
-        """Let requests wait again, each to be run alone, as one of them may have killed its worker.
-
-        They wait in their old places. For the policy they do not arrive, and it neither decides on
-        them nor learns from them.
+        """Let requests wait again in their old places, each to be run alone, as one of them may
+        have killed its worker. For the policy they do not arrive, and it neither decides on them
+        nor learns from them.
         """
         for request in requests:
             request.lane = request.lane._replace(key=Suspect(request.lane.key))
@@ -284,7 +261,6 @@ class Lobby:
         """Let the requests of a worker that is gone wait again, as far as they may run once more.
 
         Args:
-            now: The time.
             blamed: Those that the worker may have been at work on, so that each is to run alone.
             resting: Those that it had, and was not at work on.
             untold: Those that had not been sent to it.
@@ -314,7 +290,6 @@ class Lobby:
     # -- requests go
 
     def leave(self, now: float, request: Request) -> None:
-        """Remove a queued request whose caller has gone; it is now done."""
         self.queue.remove(request)
         self.guarded(self.policy.left, now, request)
 
@@ -328,12 +303,10 @@ class Lobby:
         return [] if any(map(_has_had_parts, found)) else found
 
     def displace(self, now: float, request: Request) -> None:
-        """Remove a queued request for one of a higher priority; it is now done."""
         self.guarded(self.policy.left, now, request)
         self.queue.evict(request)
 
     def drop(self, now: float, requests: Sequence[Request]) -> None:
-        """Remove queued requests that are not to be served."""
         for request in requests:
             self.guarded(self.policy.left, now, request)
         for request in requests:
@@ -346,7 +319,6 @@ class Lobby:
         return [Expiry(request, None) for request in waited]
 
     def look_at(self, when: float) -> None:
-        """Have the crew's `attend` called at `when`, if not before."""
         if when < self.attention_at:
             self.attention_at = when
 
@@ -361,10 +333,8 @@ class Lobby:
         return self._unserved_since
 
     def late_unserved(self, now: float, since: float) -> tuple[list[Request], float]:
-        """Return the queued requests that are late as no worker has been there `since`.
-
-        See `is_late_unserved`; streams that have had parts stay. Also returns when the next one of
-        the others will be late.
+        """Return the queued requests that are late as no worker has been there `since`, but streams
+        that have had parts, and when the next one of the others will be late.
         """
         late, next_due = [], inf
         for request in self.queue:
@@ -377,22 +347,17 @@ class Lobby:
 
 
 def is_late_unserved(now: float, request: Request, since: float) -> bool:
-    """Report whether a request is late for its SLO while no worker can serve it.
+    """Report whether a request is late for its SLO while there has been no worker `since`.
 
     One that waits is late when it is due. One that comes has no chance if workers have been away
-    for as long as it has time: they will hardly be back in less.
-
-    Args:
-        now: The time.
-        request: One that waits; its deadline is looked at elsewhere.
-        since: Since when there has been no worker.
+    for as long as it has time: they will hardly be back in less. Its deadline is looked at
+    elsewhere.
     """
     due = request.due
     return due < request.deadline and (due <= now or due - request.arrived <= request.arrived - since)
 
 
 def _lost_in_mid_stream(stage: str) -> Unavailable:
-    """Return the error of a stream whose worker was replaced, and which cannot go on elsewhere."""
     text = f"a worker of stage {stage} was replaced in the midst of this answer, and its model cannot resume it"
     return Unavailable(text, code="worker_lost")
 
@@ -410,13 +375,6 @@ def acquit(request: Request) -> None:
 
 
 def lost_with(request: Request, stage: str, given_up: str) -> CarpoolError:
-    """Return the error of a request that is not run again after its worker was lost.
-
-    Args:
-        request: One that the worker had.
-        stage: The name of the worker's stage.
-        given_up: Why the worker was given up; empty if it died by itself.
-    """
     if request.losses < MOST_LOSSES:
         text = f"a worker of stage {stage} died with this request"
         if given_up:

@@ -2,12 +2,12 @@
 which has served which key. Sans-IO.
 
 A worker that is to go gets nothing more. It finishes what it has, a batch ahead included, and is
-then reported once (`take_drained`), so that it can be ended without the loss of a request.
+then reported once (`take_drained`).
 
-Where different keys never share a batch, to serve another key than before may cost a worker
-something: weights of an adapter to load, a language's tables. So the worker that served a key last
-is preferred for it. And a key may be held to a number of workers, so that a busy one leaves some
-for the others. What is kept is bounded by the number of workers, however many keys come by.
+To serve another key than before may cost a worker something: weights of an adapter to load, a
+language's tables. So the worker that served a key last is preferred for it. And a key may be held
+to a number of workers, so that a busy one leaves some for the others. What is kept is bounded by
+the number of workers, however many keys come by.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ class Places:
         idle: The places of those that could take a batch now. The one that was busy last comes
             last, and is used first: its caches are warm.
         leaving: The places of those that take no batch any more, until they are reported.
-        lent: The places of those that are lent to callers' threads.
         are_slots: Whether they are slots of one function, so that all of them make its calls.
     """
-
-    __slots__ = ("_made", "are_slots", "idle", "leaving", "lent")
 
     def __init__(self) -> None:
         self.idle: list[int] = []
@@ -37,7 +34,6 @@ class Places:
         self._made: dict[int, set[Hashable]] = {}  # by place, the kinds of calls that it has made
 
     def is_first(self, place: int, kind: Hashable) -> bool:
-        """Note that a worker has made a call; report whether it was its first one of this kind."""
         if self.are_slots:
             place = 0
         made = self._made.get(place)
@@ -49,13 +45,11 @@ class Places:
         return True
 
     def drain(self, place: int) -> None:
-        """Let a worker get nothing more."""
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.add(place)
 
     def gone(self, place: int) -> None:
-        """Forget a worker that is gone, whether it was to go or not."""
         if place in self.idle:
             self.idle.remove(place)
         self.leaving.discard(place)
@@ -64,11 +58,6 @@ class Places:
             self._made.pop(place, None)
 
     def take_drained(self, busy: Collection[int]) -> list[int]:
-        """Return, once, the places of workers that were to go and have nothing left to do.
-
-        Args:
-            busy: The places of the workers that have something to do.
-        """
         drained = [place for place in self.leaving if place not in busy]
         self.leaving.difference_update(drained)
         for place in drained:
@@ -90,14 +79,12 @@ class KeyedWorkers:
 
     @property
     def held(self) -> Collection[Hashable]:
-        """The keys that run on as many workers as they may."""
         if self._most == inf or len(self._runs) < self._most:
             return ()
         running = list(self._runs.values())
         return {key for key in running if running.count(key) >= self._most}
 
     def warm(self, places: Sequence[int]) -> Collection[Hashable]:
-        """Return the keys that these workers have served last."""
         return {self._last[place] for place in places if place in self._last}
 
     def choose(self, places: Sequence[int], key: Hashable) -> int:
@@ -120,10 +107,8 @@ class KeyedWorkers:
         return is_switch
 
     def ended(self, place: int) -> None:
-        """Note that a worker has answered its batch."""
         self._runs.pop(place, None)
 
     def lost(self, place: int) -> None:
-        """Note that a worker is gone; its successor has served no key."""
         self._runs.pop(place, None)
         self._last.pop(place, None)

@@ -2,15 +2,12 @@
 
 Priorities age, so that no lane starves: a lane rises by one level for each `ageing_s` that it waits
 and nothing is taken from it, and is back at its own level once something was. It is not the age of
-single requests that counts: those of a lane that is served, however many it holds, have no reason
-to go before others. So a crowd of low priority delays a newcomer of higher priority by one batch at
-most for each lower priority in use, and a crowd of high priority holds up a lower one by no more
-than `ageing_s` a level. All lanes age alike, so their order changes only when one is served or
-opened, and can be kept instead of worked out for each question. (Ageing is that of operating
-systems' schedulers, see Silberschatz et al., "Operating System Concepts", on priority scheduling.)
-
-The requests of one lane are in `core/lane_queue.py`. Nothing here uses policies, workers or
-clocks.
+single requests that counts: those of a lane that is served have no reason to go before others. So a
+crowd of low priority delays a newcomer of higher priority by one batch at most for each lower
+priority in use, and a crowd of high priority holds up a lower one by no more than `ageing_s` a
+level. All lanes age alike, so their order changes only when one is served or opened. (Ageing is
+that of operating systems' schedulers, see Silberschatz et al., "Operating System Concepts", on
+priority scheduling.)
 """
 
 from __future__ import annotations
@@ -46,14 +43,11 @@ class Queue:
     taken from one by one.
 
     Args:
-        max_size: The most requests that may wait.
-        max_bytes: The most bytes that they may hold.
         ageing_s: How long a lane is passed over before it rises by one level of priority.
         levels: How requests are sorted by length; None where neither lengths nor keys matter.
 
     Attributes:
-        count: How many requests wait, the same as `len`.
-        nbytes: How many bytes they hold.
+        count: How many requests wait, the same as `len`; `nbytes` is what they hold.
         suspect_lanes: How many lanes there are whose key is `Suspect`; mostly none, which is
             quicker to see than `next_is_suspect`.
         varied: Whether there has ever been more than one priority, key or bucket.
@@ -75,10 +69,7 @@ class Queue:
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.ageing_s = ageing_s
-        self.nbytes = 0
-        self._size = 0
-        self.count = 0
-        self.suspect_lanes = 0
+        self.nbytes = self._size = self.count = self.suspect_lanes = 0
         self.varied = False
         self.by_length = levels is not None
         self.has_lengths = levels is not None and levels is not BY_KEY
@@ -103,17 +94,14 @@ class Queue:
 
     @property
     def lanes(self) -> int:
-        """How many priorities, keys and buckets wait side by side."""
         return len(self._order)
 
     @property
     def size(self) -> int:
-        """Sum of the sizes of the waiting requests."""
         return self._size
 
     @property
     def weighted(self) -> bool:
-        """Whether some of the waiting requests have a size other than 1."""
         return self._size != self.count
 
     @property
@@ -123,7 +111,6 @@ class Queue:
         return self.count > 0 and first is not None and type(first.lane.key) is Suspect
 
     def has_room(self, nbytes: int, requests: int = 1) -> bool:
-        """Report whether `requests` more, with `nbytes` in all, are within both bounds."""
         return self.count + requests <= self.max_size and self.nbytes + nbytes <= self.max_bytes
 
     def in_the_way(self, request: Request, spared: int) -> list[Request]:
@@ -202,12 +189,8 @@ class Queue:
         """Put requests of one lane in their places, each of size 1, whose dues and deadlines rise.
 
         A part of the fast path `admit_at_once`: the same outcome as that of `push`, for a sixth of
-        its bytecodes.
-
-        Args:
-            requests: At least one.
-            nbytes: How many bytes they hold.
-            dues_differ: Whether some are due before their deadlines.
+        its bytecodes. `nbytes` is what they hold, and `dues_differ` says whether some are due
+        before their deadlines.
         """
         one, n = requests[0], len(requests)
         lane_queue = self._lanes.get(one.lane) or self._open(one.lane, one.arrived)
@@ -258,12 +241,8 @@ class Queue:
         return [] if first is None else self.peek_from(first, n)
 
     def peek_from(self, first: LaneQueue, n: int, but: Collection[LaneQueue] = ()) -> list[Request]:
-        """Return the next `n` requests of a lane, and of those with which it may share a batch.
-
-        Args:
-            first: The lane.
-            n: Most that are wanted.
-            but: Lanes to be left out.
+        """Return the next `n` requests of a lane, and of those with which it may share a batch, but
+        some.
         """
         found: list[Request] = []
         if type(first.lane.key) is Suspect and n > 1:
@@ -283,12 +262,10 @@ class Queue:
         self._of_source = {}
 
     def of_source(self, source: Hashable) -> Sequence[int]:
-        """Return how many requests of a source wait, and how many bytes they hold."""
         assert self._of_source is not None
         return self._of_source.get(source, _NONE)
 
     def _count_sources(self, requests: Sequence[Request], sign: int) -> None:
-        """Count requests that have come, or with -1 that have gone."""
         assert self._of_source is not None
         for request in requests:
             counts = self._of_source.setdefault(request.lane.source, [0, 0])
@@ -372,11 +349,9 @@ class Queue:
 
     @property
     def order(self) -> LaneOrder:
-        """The lanes, in the order in which they are to be taken from."""
         return self._order
 
     def remove(self, request: Request) -> None:
-        """Remove a request that leaves early; it is now done."""
         if request.state != QUEUED:
             raise ValueError(f"{request!r} is not queued")
         lane_queue = self._lanes[request.lane]
@@ -395,7 +370,6 @@ class Queue:
         self._has_less(lane_queue)
 
     def expired(self, now: float) -> list[Request]:
-        """Return every request whose deadline has passed; they stay in the queue."""
         late = self.deadlines.until(now, self._lanes.values, len(self._lanes))
         return [request for lane_queue in late for request in lane_queue.expired(now)]
 
@@ -419,13 +393,11 @@ class Queue:
         return times.least(self._lanes.values, len(self._lanes), but)
 
     def _note_earlier(self, lane_queue: LaneQueue) -> None:
-        """Note that a lane has a request that may be the first of all by some time."""
         self.dues.note(lane_queue)
         self.deadlines.note(lane_queue)
         self.arrivals.note(lane_queue)
 
     def _sort_in(self, requests: Sequence[Request]) -> None:
-        """Put new requests into the levels of their lanes."""
         for request in requests:
             levels = self._lanes[request.lane].levels
             assert levels is not None
@@ -435,7 +407,6 @@ class Queue:
                 self._length = request.length
 
     def _set_running(self, taken: Sequence[Request]) -> None:
-        """Note that requests are now running, and take them off the sums."""
         nbytes, size = 0, len(taken)
         if self._size != self.count:
             size = sum([request.size for request in taken])
@@ -449,7 +420,6 @@ class Queue:
             self._count_sources(taken, -1)
 
     def _discount(self, request: Request) -> None:
-        """Take a request that is now done off the sums."""
         request.state = DONE
         self.count -= 1
         self.nbytes -= request.nbytes
@@ -471,11 +441,9 @@ class Queue:
             self._has_less(lane_queue)
 
     def _former(self, lane: Lane) -> LaneQueue | None:
-        """Return the lane from which suspects came."""
         return self._lanes.get(lane._replace(key=key_of(lane)))
 
     def _has_more(self, lane_queue: LaneQueue, n: int, size: int) -> None:
-        """Count requests that were put in a lane, and their sizes."""
         lane_queue.live += n
         lane_queue.more += size - n
         if self._order.is_watched:
@@ -493,7 +461,6 @@ class Queue:
             self._forget(lane_queue)
 
     def _open(self, lane: Lane, arrived: float) -> LaneQueue:
-        """Make room for the requests of a new lane, of which the first arrived at `arrived`."""
         if len(self._order) == 1:
             last = self._order.first()
             if last is not None and not last.live:
@@ -511,7 +478,6 @@ class Queue:
         return opened
 
     def _note_only(self) -> None:
-        """Note which lane is the only one, as a lane has come or gone."""
         self._only = self._order.first() if len(self._order) == 1 else None
         if self._only is not None and self.dues.is_kept:
             self.dues.forget()  # nothing is asked of it now, so that it would keep what has gone
@@ -553,39 +519,31 @@ class WithoutLanes:
 
     @property
     def lanes(self) -> int:
-        """How many priorities and keys wait side by side."""
         return self._queue.lanes - len(self._held)
 
     @property
     def size(self) -> int:
-        """Sum of the sizes of the waiting requests."""
         return self._queue.size - sum([lane_queue.live + lane_queue.more for lane_queue in self._held])
 
     @property
     def weighted(self) -> bool:
-        """Whether some of the waiting requests have a size other than 1."""
         return self._queue.weighted
 
     @property
     def earliest_due(self) -> float:
-        """When the next request should be answered; infinity when none waits."""
         return self._queue.least(self._queue.dues, self._held)
 
     @property
     def earliest_deadline(self) -> float:
-        """When the next request expires; infinity when none waits."""
         return self._queue.least(self._queue.deadlines, self._held)
 
     @property
     def oldest_arrival(self) -> float:
-        """When the request that has waited longest arrived; infinity when none waits."""
         return self._queue.least(self._queue.arrivals, self._held)
 
     @property
     def levels(self) -> Sequence[Levels]:
-        """The levels of the lanes from which the next batch may come."""
         return [] if self._first is None else self._queue.levels_from(self._first, self._held)
 
     def peek(self, n: int) -> list[Request]:
-        """Return the next `n` requests, or fewer if fewer may share a batch."""
         return [] if self._first is None else self._queue.peek_from(self._first, n, self._held)

@@ -10,8 +10,7 @@ Replacement: at once after the first death, then after 0.5, 1, 2 ... 30 s with j
 finished batch. After `MOST_DEATHS` deaths in a row, with no batch finished by any worker of the
 stage between them, the stage has failed. Workers that ran side by side and die together (a signal
 has killed them all, memory ran out) count as one death: what counts is how often replacing them was
-in vain. The number of workers of a service that load at the same time is limited (`Starts`). The
-rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
+in vain. The rule is that of an Erlang supervisor: restart a bounded number of times, then escalate.
 
 Deaths that were one request's fault are taken back (`forgive`), and so are those of workers that
 were given up since no caller waited for their calls, which may just be slow. But after
@@ -21,18 +20,14 @@ shown that it works, by a batch or a warm-up, has failed.
 
 Places come and go while the service runs (`add`, `leave`, `remove`). A newcomer is a worker in a
 place that is not established yet: whoever has added the place decides what becomes of it, so its
-death is no death of the stage, and it is not started again.
-
-Guests are workers that come by themselves (`admit`). Their places are theirs only, and go with
-them: nothing is started there. Their deaths are for those who started them to judge, so none of the
-above counts them.
+death is no death of the stage, and it is not started again. Guests are workers that come by
+themselves (`admit`). Their places go with them, and their deaths are for those who started them to
+judge.
 
 `Recycling` replaces a worker by a fresh one although nothing is wrong with it, for models that leak
-memory, or get slower with time: after a number of calls, above an amount of memory, or at an age.
-One worker of a stage is replaced at a time, since its successor needs memory while it is still
-there. If a successor cannot load, the old worker stays, and it is tried again later. So it is where
-the successor itself holds too much memory as soon as it has loaded: then the limit is too low for
-the model, and workers that come and go would be no cure.
+memory, or get slower with time. One worker of a stage is replaced at a time, since its successor
+needs memory while it is still there. If a successor cannot load, the old worker stays, and it is
+tried again later. So it is where the successor itself holds too much memory once it has loaded.
 """
 
 from __future__ import annotations
@@ -76,18 +71,13 @@ _ON_THEIR_WAY = frozenset({PlaceState.STARTING, PlaceState.LOADING, PlaceState.W
 
 @dataclass(slots=True)
 class PlaceRecord:
-    """One worker's place in the stage.
-
-    The worker in it changes where one has died; the place keeps its cores.
+    """One worker's place in the stage. The worker in it changes where one has died; the place keeps
+    its cores.
 
     Attributes:
         index: The worker's number for the user, from 0. It decides on cores, devices and
             environment. A successor takes over the number.
-        state: Of the present worker.
         start_at: When a dead worker is to be replaced.
-        order: The number of the present worker among all that the stage has started.
-        starts: How many workers have been started in this place.
-        is_new: Whether its worker is a newcomer.
         is_leaving: Whether its worker is to go, without a successor in this place.
         was_ready: Whether a worker in this place has ever been ready.
         is_retried: Whether the place was taken over from one whose worker was ready: until it has
@@ -107,29 +97,22 @@ class PlaceRecord:
 
     @property
     def is_serving(self) -> bool:
-        """Whether its worker has loaded the model and may have requests."""
         return self.state in (PlaceState.READY, PlaceState.DRAINING)
 
 
 class Roster:
-    """The workers of one stage.
-
-    Args:
-        workers: How many places there are at first.
-        random: Returns uniform numbers in [0, 1), for the jitter.
+    """The workers of one stage, with so many places at first; `random` returns uniform numbers in
+    [0, 1), for the jitter.
 
     Attributes:
         places: All places, each by its number; a number is used once.
-        failed: Whether the stage is given up.
         stopping: Whether the service ends, so that no worker is started and deaths do not count.
         is_renewed: Whether all workers are being replaced, so that only newcomers are started.
     """
 
     def __init__(self, workers: int, random: Callable[[], float]) -> None:
         self.places = {place: PlaceRecord(place) for place in range(workers)}
-        self.failed = False
-        self.stopping = False
-        self.is_renewed = False
+        self.failed = self.stopping = self.is_renewed = False
         self._next_place = workers
         self._past_restarts = 0  # in places that have been removed
         self._random = random
@@ -146,7 +129,6 @@ class Roster:
 
     @property
     def ready(self) -> int:
-        """How many workers are ready."""
         return sum(record.state == PlaceState.READY for record in self.places.values())
 
     @property
@@ -156,7 +138,6 @@ class Roster:
 
     @property
     def has_nobody(self) -> bool:
-        """Whether no worker is ready or on its way."""
         return not any(record.is_serving or record.state in _ON_THEIR_WAY for record in self.places.values())
 
     @property
@@ -175,7 +156,6 @@ class Roster:
 
     @property
     def guests(self) -> int:
-        """How many guests there are that stay."""
         return sum(record.is_guest and not record.is_leaving for record in self.places.values())
 
     def add(self, index: int | None = None, *, is_new: bool = True) -> int:
@@ -203,7 +183,6 @@ class Roster:
         return place
 
     def _free_index(self) -> int:
-        """Return the least index that no worker has which stays."""
         taken = {record.index for record in self.places.values() if not record.is_leaving}
         return min(set(range(len(taken) + 1)) - taken)
 
@@ -214,7 +193,6 @@ class Roster:
         return by_use[::-1][:n]
 
     def establish(self, place: int) -> None:
-        """Note that a newcomer is from now on a worker like the others."""
         self.places[place].is_new = False
 
     def leave(self, place: int) -> None:
@@ -228,7 +206,6 @@ class Roster:
             record.state = PlaceState.DRAINING
 
     def remove(self, place: int) -> None:
-        """Remove a place that has no worker any more."""
         self._past_restarts += max(0, self.places.pop(place).starts - 1)
 
     def due(self, now: float, room: float = inf) -> list[int]:
@@ -254,14 +231,12 @@ class Roster:
         return [place for place, record in self._startable if record.start_at <= now]
 
     def next_start(self) -> float:
-        """Return when the next start is due; infinity if none is."""
         if self.failed or self.stopping:
             return inf
         return min((record.start_at for _, record in self._startable), default=inf)
 
     @property
     def _startable(self) -> list[tuple[int, PlaceRecord]]:
-        """The places in which a worker may be started, now or later."""
         return [
             (place, record)
             for place, record in self.places.items()
@@ -285,20 +260,13 @@ class Roster:
         record.state = state
 
     def finished_batch(self) -> None:
-        """Count deaths anew, since some worker of the stage has finished a batch."""
         self._deaths_in_a_row = self._forgiven_in_a_row = 0
         self._works = True
 
     def lost(self, now: float, place: int, *, gone: bool = True) -> None:
-        """Note that a worker is dead: it is to be replaced later, or the stage has failed.
-
-        Neither is the case for a newcomer and for one that was to go.
-
-        Args:
-            now: The time.
-            place: The position of the worker.
-            gone: False for one that hangs and still has to be killed: it is replaced after
-                `is_gone`.
+        """Note that a worker is dead: it is to be replaced later, or the stage has failed. Neither
+        is the case for a newcomer and for one that was to go. One that hangs and still has to be
+        killed is not `gone`, and is replaced after `is_gone`.
 
         Raises:
             ValueError: It was dead or given up already.
@@ -350,12 +318,10 @@ class Roster:
         record.start_at = now + NO_ROOM_DELAY_S * (0.5 + 0.5 * self._random())
 
     def _judge(self) -> None:
-        """Set whether the stage has failed."""
         is_broken = not self._works and self._forgiven_in_a_row >= MOST_FORGIVEN
         self.failed = is_broken or self._deaths_in_a_row >= MOST_DEATHS
 
     def _delay(self) -> float:
-        """Return how long the next start is put off."""
         deaths = self._deaths_in_a_row + max(0, self._forgiven_in_a_row - MOST_FORGIVEN)
         if deaths <= 1:
             return 0.0
@@ -363,22 +329,15 @@ class Roster:
 
 
 def _pause_s(tries: int) -> float:
-    """Return the longest pause before another start, after so many in vain."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** (tries - 1))
 
 
 class Starts:
-    """Limits how many workers of a service load at the same time, whatever their stage.
+    """Limits how many workers of a service load at the same time, whatever their stage
+    (`max_parallel_starts`).
 
     A stage without any worker has the first claim, since a service answers nothing until each of
     its stages has one.
-
-    Args:
-        rosters: Of all its stages.
-        most: How many may load at the same time: the setting `max_parallel_starts`.
-
-    Attributes:
-        most: How many may load at the same time.
     """
 
     def __init__(self, rosters: Sequence[Roster], most: int) -> None:
@@ -387,7 +346,6 @@ class Starts:
 
     @property
     def room(self) -> int:
-        """How many more may be started now."""
         return max(0, self.most - sum(roster.loading for roster in self._rosters))
 
     def room_for(self, now: float, roster: Roster) -> int:
@@ -416,12 +374,8 @@ class Worn(NamedTuple):
 
 
 class Recycling:
-    """Which worker of a stage is to be replaced.
-
-    Args:
-        max_calls: How many calls a worker may have made; infinity for any number.
-        max_memory_mb: How much memory its process may hold, in MiB; infinity for any amount.
-        max_age_s: How long it may have been ready; infinity for ever.
+    """Which worker of a stage is to be replaced: one that has made too many calls, whose process
+    holds too many MiB, or that has been ready for too long; infinity for no such limit.
     """
 
     def __init__(self, max_calls: float = inf, max_memory_mb: float = inf, max_age_s: float = inf) -> None:
@@ -437,16 +391,10 @@ class Recycling:
 
     @property
     def measures_memory(self) -> bool:
-        """Whether the memory of workers matters."""
         return self._max_memory_mb < inf
 
     def are_there(self, now: float, orders: dict[int, int]) -> None:
-        """Note which workers are there.
-
-        Args:
-            now: The time.
-            orders: By the place of each worker that is ready, its number among all workers.
-        """
+        """Note which workers are ready: by place, the number of each among all workers."""
         for place in [place for place in self._since if orders.get(place) != self._starts[place]]:
             for by_place in (self._since, self._starts, self._calls, self._memory_mb):
                 by_place.pop(place, None)
@@ -455,15 +403,12 @@ class Recycling:
                 self._since[place], self._starts[place] = now, order
 
     def called(self, place: int, calls: int) -> None:
-        """Note that a worker has made some calls."""
         self._calls[place] = self._calls.get(place, 0) + calls
 
     def measured(self, place: int, memory_mb: float) -> None:
-        """Note how much memory the process of a worker holds, in MiB."""
         self._memory_mb[place] = memory_mb
 
     def due(self, now: float) -> Worn | None:
-        """Return the worker to replace now, if there is one: the one that is due for longest."""
         if now < self._resume_at:
             return None
         for place in sorted(self._since, key=self._since.__getitem__):
@@ -473,11 +418,8 @@ class Recycling:
         return None
 
     def succeeded(self, now: float, memory_mb: float = 0.0) -> float:
-        """Note that a worker was replaced; return after how many seconds another may be.
-
-        Args:
-            now: The time.
-            memory_mb: How much memory its successor holds before it has done anything, in MiB.
+        """Note that a worker was replaced by one that holds so many MiB before it has done
+        anything; return after how many seconds another may be.
         """
         if memory_mb > self._max_memory_mb:
             return self.failed(now)
@@ -492,7 +434,6 @@ class Recycling:
         return pause_s
 
     def _why(self, now: float, place: int) -> str:
-        """Return why a worker is to be replaced; empty if it is not."""
         calls, memory_mb = self._calls.get(place, 0), self._memory_mb.get(place, 0.0)
         if calls >= self._max_calls:
             return f"it has made {calls} calls (max_calls={self._max_calls:g})"

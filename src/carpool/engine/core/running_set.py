@@ -1,7 +1,5 @@
-"""The running set of a worker of a stage of steps, and the messages between it and the coordinator.
-
-These are an `Order`, which takes effect between two steps, and a `SetReport`,
-which follows each step. `core/stepper.py` says who writes them when.
+"""The running set of a worker of a stage of steps, and the messages between it and the coordinator:
+an `Order`, which takes effect between two steps, and a `SetReport`, which follows each step.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ class Order(NamedTuple):
     """What a worker is to do from its next boundary on, in the order of the attributes.
 
     Attributes:
-        stage: The position of its stage.
-        place: The position of the worker in the stage.
         number: 1 for the first order to this worker, and one more for each further one.
-        leave: Ids of streams to stop; they are out of the next step.
         join: Requests to start, or to resume where `stream.kept` is not empty.
         pause: Ids of streams, perhaps just joined, that keep their places and are not stepped.
         resume: Ids of those that are stepped again.
@@ -55,7 +50,6 @@ class Parts(NamedTuple):
     A stream is in them once, or twice: with a part, and then with its end.
 
     Attributes:
-        ids: The streams.
         kinds: What is said of each: MORE, LAST, END, BACK or FAILED.
         values: The part of each, its whole answer if its caller takes that, or the exception with
             which it has failed.
@@ -87,10 +81,7 @@ class SetReport(NamedTuple):
     """What a worker says after each step, and after an order that leaves it nothing to step.
 
     Attributes:
-        stage: The position of its stage.
-        place: The position of the worker in the stage.
         seen: The number of the last order that it has followed.
-        stopped: Whether it waits for an order.
         parts: What has come of its streams; those that made no part are left out.
         rows: How many streams were stepped; 0 if there was no step.
         step_s: Seconds that the step took, with what lies between it and the one before.
@@ -110,7 +101,6 @@ class SetReport(NamedTuple):
 
 
 def stream_of(request: Request) -> Stream:
-    """Return the stream of a request of a stage of steps, which has one."""
     stream = request.stream
     assert stream is not None
     return stream
@@ -120,62 +110,28 @@ class RunningSet:
     """The streams of one worker, as the coordinator sees them: those that no order has sent away.
 
     Attributes:
-        place: The position of the worker.
         members: Its streams, by id, in the order in which they joined.
-        size: The sum of their sizes.
-        number: Of the last order.
-        seen: The last order that the worker has followed, by its reports.
-        is_stopped: Whether it waits for an order.
-        stop_when: That of the last order.
         starting: The sum of the lengths of those that have joined since the last order that the
             worker has followed.
         resting: How many members it has the order not to step.
-        steps: How many steps the worker has reported.
         unfollowed: The orders by which streams join, rest or go on, and which the worker has not
             followed yet.
-        to_join: Requests that join by the next order.
-        to_leave: Ids that the next order sends away.
         gone: For each stream that an order sends away, the number of this order, until the worker
             has followed it.
         pauses_changed: Whether pauses have changed since the last order.
-        awaits_suspect: Whether all members are to rest, as a suspect is about to join: a request
-            whose worker was lost, and which joins only once the worker has followed that order.
+        awaits_suspect: Whether all members are to rest, as a suspect is about to join, once the
+            worker has followed that order.
         suspect: The member that runs alone on probation, while the others rest; None if none does.
         suspect_order: The number of the order by which it joined: it had no part in steps that were
             reported before this was followed.
         untested: The size that the set has grown to beyond the limit, to see whether it fits; else
             0.
-        heard: The time of the last report of the worker, or of the last order to it.
+        reported_at: The time of the last report of the worker, or of the last order to it.
         unwanted_since: Since when no caller waits for the call under way, as all streams that had
             joined before it have gone; infinity while one is there. Those that have joined since do
             not count: they wait for the call's end, whatever it makes.
         given_up: Why the worker is taken to hang; empty if it is not.
     """
-
-    __slots__ = (
-        "awaits_suspect",
-        "given_up",
-        "gone",
-        "heard",
-        "is_stopped",
-        "members",
-        "number",
-        "pauses_changed",
-        "place",
-        "resting",
-        "seen",
-        "size",
-        "starting",
-        "steps",
-        "stop_when",
-        "suspect",
-        "suspect_order",
-        "to_join",
-        "to_leave",
-        "unfollowed",
-        "untested",
-        "unwanted_since",
-    )
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -190,7 +146,7 @@ class RunningSet:
         self.pauses_changed = self.awaits_suspect = False
         self.suspect: Request | None = None
         self.suspect_order = 0
-        self.heard = -inf
+        self.reported_at = -inf
         self.unwanted_since = -inf
         self.given_up = ""
 
@@ -210,7 +166,6 @@ class RunningSet:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether a step is under way, or about to begin."""
         return not self.is_stopped
 
     @property
@@ -228,23 +183,21 @@ class RunningSet:
     @property
     def is_wanted(self) -> bool:
         """Whether a member waits for the call under way, having joined before it."""
-        return any(stream_of(request).joined <= self.heard for request in self.members.values())
+        return any(stream_of(request).joined <= self.reported_at for request in self.members.values())
 
     def note_report(self, now: float) -> None:
         """Note that a report has come: from now on the worker's call is for all members."""
-        self.heard = now
+        self.reported_at = now
         if self.members:
             self.unwanted_since = inf
 
     def note_step(self, report: SetReport) -> None:
-        """Count a step, and note which streams take part from it on, and which ones do not."""
         while self.unfollowed and self.unfollowed[0].number <= report.seen:
             self._note_followed(self.unfollowed.pop(0))
         if report.rows:
             self.steps += 1
 
     def _note_followed(self, order: Order) -> None:
-        """Note who takes part in steps, and who rests, once the worker has followed an order."""
         for request in order.join:
             stream = stream_of(request)
             stream.first_step, stream.rests_since = self.steps, -1
@@ -280,19 +233,16 @@ class RunningSet:
         return min([stream_of(request).next_due for request in self.members.values()], default=inf) - now
 
     def await_suspect(self, awaits: bool) -> None:
-        """Have all members rest from the next order on for a suspect that joins, or no longer."""
+        """Have all members rest from the next order on, or no longer."""
         if awaits != self.awaits_suspect:
             self.awaits_suspect = awaits
             self.pauses_changed = True
 
     def change_rests(self, pause: list[int], resume: list[int]) -> None:
-        """Find out who is to rest from the next order on, and who is to run again.
+        """Put the ids of those that are to rest from the next order on into `pause`, and of those
+        that are to run again into `resume`.
 
         A stream rests while its caller does not want parts, or while another one is on probation.
-
-        Args:
-            pause: The ids of those that are to rest and did not are appended here.
-            resume: The same of those that did and are not to.
         """
         self.pauses_changed = False
         is_suspect_time = self.suspect is not None or self.awaits_suspect

@@ -19,17 +19,12 @@ _CLOSE = 8  # a gap below an eighth of the limit is not worth another failure
 
 
 class SafeSize:
-    """What one stage has learned of the sizes that fit into memory.
+    """What one stage has learned of the sizes that fit into memory. All its workers share it: they
+    run the same model on the same machine.
 
-    All workers of the stage share it: they run the same model on the same machine.
-
-    Args:
-        sizes: If given, the only sizes that the model is called with, rising; smaller batches are
-            padded.
-
-    Attributes:
-        limit: The most that is known to fit, in units of the requests' sizes; infinity while
-            nothing has run out.
+    If `sizes` are given, the model is called with no others, and smaller batches are padded.
+    `limit` is the most that is known to fit, in units of the requests' sizes; infinity while
+    nothing has run out.
     """
 
     def __init__(self, sizes: Sequence[int] | None = None) -> None:
@@ -43,11 +38,8 @@ class SafeSize:
         return f"<SafeSize {self.limit} fits, {self._too_much} does not>"
 
     def ran_out(self, tried: int, fitted: int) -> None:
-        """Learn from a call that has run out of memory.
-
-        Args:
-            tried: Its size; the least, if there were several.
-            fitted: The largest size below it that went through instead; 0 if none did.
+        """Learn from a call of size `tried`, the least of several, that has run out of memory, and
+        from the largest size below it that went through instead; 0 if none did.
         """
         fitted = fitted if 0 < fitted < tried else tried // 2
         if tried <= self.limit:  # the first time, or memory has become shorter
@@ -95,7 +87,6 @@ class SafeSize:
         return int(self._too_much) if self._is_found() else (limit + int(self._too_much)) // 2
 
     def _is_found(self) -> bool:
-        """Report whether nothing is left to find out between the limit and what is too much."""
         if self._too_much == inf:
             return False
         if self._sizes is not None:
@@ -103,7 +94,6 @@ class SafeSize:
         return self._too_much - self.limit <= max(1, self.limit // _CLOSE)
 
     def _rest_if_found(self) -> None:
-        """Try larger sizes much more rarely once nothing is left to find out."""
         if self._is_found():
             self._pause = self._batches_left = max(self._pause, _RETRY_PAUSE)
 
@@ -111,14 +101,8 @@ class SafeSize:
 def least_that_ran_out(
     size_of: Callable[[Sequence[int]], int], calls: Sequence[Sequence[int]], fitted: Sequence[Sequence[int]]
 ) -> tuple[int, int]:
-    """Return the least size of a call that ran out of memory, and the largest below it that fitted.
-
-    The second is 0 if there is none.
-
-    Args:
-        size_of: Returns the size of a call for the items at some positions of the batch.
-        calls: For each call that ran out, the positions of its items in the batch; one at least.
-        fitted: The same for each call that went through.
+    """Return the least size of a call that ran out of memory, and the largest below it that fitted;
+    0 if there is none. Calls are given as the positions of their items in the batch.
     """
     tried = min([size_of(call) for call in calls])
     smaller = [size for call in fitted if (size := size_of(call)) < tried]

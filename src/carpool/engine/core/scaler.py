@@ -30,12 +30,7 @@ _PER_SLO = 2  # batches that a request spends within the SLO
 
 
 class Steady:
-    """Follows a wanted number of workers: up at once, down only when fewer were wanted for a while.
-
-    Args:
-        least: The fewest workers.
-        most: The most workers.
-    """
+    """Follows a wanted number of workers: up at once, down when fewer were wanted for a while."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -43,12 +38,8 @@ class Steady:
         self._wants: deque[tuple[float, int]] = deque()  # when a number was wanted; the numbers fall
 
     def settled(self, now: float, wanted: int, workers: int) -> int:
-        """Return how many workers there should be.
-
-        Args:
-            now: The time.
-            wanted: How many are wanted now.
-            workers: How many there are or will be soon.
+        """Return how many workers there should be, where so many are wanted now and so many are
+        there or will be soon.
         """
         wanted = max(self._least, min(self._most, wanted))
         wants = self._wants
@@ -63,11 +54,9 @@ class Steady:
 
 
 class Scaler:
-    """How many workers one stage should have.
+    """How many workers one stage should have, from the fewest to the most.
 
     Args:
-        least: The fewest workers.
-        most: The most workers.
         limit: The largest batch, in units of the requests' sizes.
         slo_s: The SLO; infinity for none.
         cost_s: Returns what a batch of a size takes, its way included; 0 while that is not known.
@@ -89,11 +78,9 @@ class Scaler:
         """Return how many workers the stage should have.
 
         Args:
-            now: The time.
             arrivals: How many requests have come so far, those included that were refused.
             unit: The mean size of a request.
             wait_s: How long a request that comes now is expected to wait.
-            workers: How many there are or will be soon.
         """
         self._count(now, arrivals)
         self.needed = self.rate * unit / (_HEADROOM * self.capacity)
@@ -109,7 +96,6 @@ class Scaler:
         return n / seconds if seconds else inf
 
     def _count(self, now: float, arrivals: int) -> None:
-        """Note how many requests have come, and by that how many come per second."""
         counted = self._arrivals
         counted.append((now, arrivals))
         while len(counted) > 2 and counted[1][0] <= now - _RATE_OVER_S:

@@ -14,39 +14,18 @@ Promises, whatever the policy says:
 * a stream that has left is out before the next step that has not begun;
 * a stream that has had parts runs again only where the model can resume it.
 
-The calls, which `core/core.py` makes for drivers (events first, then what to do):
-
-    Stepper(name, policy, queue, *, rows, limit=inf, resumable=False, silence_s=inf,
-            max_stream_s=inf, max_batch_time_s=inf, patience_s=inf, idempotent=True, weigh=None,
-            measure=None)
-    enter(now, requests)                          # Flow.submit(now, requests)
-    caller_changed(now, request)                  # Core.cancel(now, request), Core.pause(…)
-    reported(now, report) -> (parts, ended)       # Core.reported(now, report)
-    worker_ready(place)                           # Core.worker_ready(stage, place)
-    worker_gone(now, place, unsent) -> Gone       # Core.worker_lost, Core.worker_left
-    places.drain(place), is_empty(place)          # Core.drain(stage, place); see `Todo.drained`
-    trained_steps(now, rows, step_s, length, start_s)  # a warm-up, by the pool itself
-    poll(now, room, todo, refuse)                 # Core.poll(now); see `Todo`
-
-    Order(stage, place, number, join, leave, pause, resume, stop_when)
-    SetReport(stage, place, seen, stopped, parts, rows, step_s, length, start_s)
-    Parts(ids, kinds, values, kept)
-
 What a worker does with an order: those that leave are stopped, those that join are started
 (`start`, or `resume` with `request.stream.kept` where that is not empty) in one call, then pauses
-and resumptions are noted, then it steps all that do not pause. It reports after each step. An
-order that leaves it nothing to step is reported too, with `rows` = 0 and `stopped`. What it does
-after a step depends on the `stop_when` of the last order that it has seen: `GO_ON` (run ahead),
-`ON_LEAVING` (stop for the next order if a stream has ended in this step) or `EVERY_STEP` (always
-stop). It also stops when it has nothing to step. A worker that has stopped reads orders until it
-has something to step; the coordinator answers a report with `stopped` at once.
+and resumptions are noted, then it steps all that do not pause. It reports after each step. An order
+that leaves it nothing to step is reported too, with `rows` = 0 and `stopped`. After a step it does
+as the `stop_when` of the last order that it has seen says. It also stops when it has nothing to
+step, and then reads orders until it has; the coordinator answers a report with `stopped` at once.
 
 When memory runs out, a worker stops the newest half of its streams (where it cannot resume, those
 without parts first) and says `BACK` of each; a stream that runs out alone fails instead.
 
 A stream with `is_collected` hands on no parts: its worker keeps them and sends the whole answer as
-its `LAST` value. If its worker is lost it starts again, as its caller has had
-nothing of it.
+its `LAST` value. If its worker is lost it starts again, as its caller has had nothing of it.
 
 Orders take effect at boundaries and name only changes, since an order a step would cost more than
 many steps take. A report of a stream that has left meanwhile is dropped; a report of a stream that
@@ -57,8 +36,7 @@ order pauses them, and the suspect joins, for its start and one step, only when 
 followed it. So no other stream can be to blame for a second loss, and the others lose only some
 steps. A suspect none of whose parts arrived reaches the deadly step later, in company; if a second
 worker is lost with it in the same step of its own, it makes all of these steps alone
-(`RunningSet.note_loss`). Once one of several such suspects is convicted, the others make one step
-alone, as usual.
+(`RunningSet.note_loss`).
 """
 
 from __future__ import annotations
@@ -102,58 +80,32 @@ _LATEST: Final = 5.0  # paces; a stream that is later than this is rescheduled f
 
 
 class Stepper:
-    """The workers of one stage that answers in parts, where requests join and leave a running set
-    at every step.
-
-    A stream whose worker was lost runs again on probation: alone, for its start and one step, while
-    all others of the set rest. So only that stream is to blame if a second worker is lost. If it
-    has to make steps again that no part came from, and a second worker is lost with it in company
-    as it has just made them, it makes all of them alone (`RunningSet.note_loss`), unless another
-    stream is found guilty meanwhile.
+    """The workers of one stage that answers in parts.
 
     Args:
-        name: As for `Lobby`.
-        policy: Decides who joins; owned by this stepper alone.
-        queue: As for `Lobby`.
         rows: Most streams in a running set.
         limit: Most units that the streams of a set may come to hold.
         resumable: Whether the model can go on from the parts that it has made.
         silence_s: How long a stream may be silent: before its first part, and between parts.
         max_stream_s: How long a stream may take in all.
         max_batch_time_s: As for a batcher; a call is one of `start` or `step`.
-        patience_s: As for a batcher.
-        idempotent: Whether a stream may be started once more.
         weigh: Writes on a request how many units a stream may come to hold that gets this result of
             the stage before; may raise a `CarpoolError`. By default it is 1.
         measure: Returns the bytes that a part holds while it is kept.
 
     Attributes:
-        lobby: What waits.
-        name: The stage's name.
-        queue: The queue of the lobby.
-        times: How long the first parts of streams take to come, and how long calls may take.
         safe_size: How many units a running set can hold before memory runs out.
-        running: How many streams are in running sets.
-        places: Which of its workers are about to go.
-        leaving: Their places: no stream joins these any more, and those that they have go on.
-        stray_replies: Answers to batches: dropped and counted, as there are none.
+        leaving: The places of workers that are to go: no stream joins these any more, and those
+            that they have go on.
         late_results: What workers said of streams that others have by now.
-        rows: Most streams in a running set.
-        limit: Most units that they may come to hold.
-        resumable: Whether the model can go on from the parts that it has made.
         sets: The running set of each worker, by its place.
-        steps: How many steps were reported.
-        parts: How many parts were handed on.
-        resumed: How often a stream went on from its parts.
-        stray_parts: How many parts came of streams that had left.
         step_s: Smoothed seconds of a step.
     """
 
+    # there are no batches, of which admission and figures ask each `Crew`
     in_flight: Final[Mapping[int, Batch]] = {}
-    """Empty, as there are no batches: admission and figures read it of each `Crew`."""
-
     made: Final = None
-    """None, as there are no batches: `Core.requests_and_batches` reads it of each `Crew`."""
+    stray_replies: Final = 0
 
     def __init__(
         self,
@@ -184,11 +136,12 @@ class Stepper:
         )
         self.safe_size = SafeSize()
         self.times = Times(max_batch_time_s, patience_s)
-        self.running = self.stray_replies = self.late_results = 0
+        self.running = self.late_results = 0
         self.rows = rows
         self.limit = limit
         self.resumable = resumable
-        self.sets: dict[int, RunningSet] = {}
+        sets: dict[int, RunningSet] = {}
+        self.at_work = self.sets = sets
         self.steps = self.parts = self.resumed = self.stray_parts = 0
         self.step_s = 0.0
         self._silence_s = silence_s
@@ -211,35 +164,28 @@ class Stepper:
 
     @property
     def idle(self) -> int:
-        """How many workers a request could join now."""
         return sum([self._is_open(running) and len(running) < self.rows for running in self.sets.values()])
 
     @property
     def has_worker(self) -> bool:
-        """Whether there is a worker."""
         return bool(self.sets)
 
     @property
     def owed(self) -> list[Request]:
-        """The requests that workers have and whose callers wait."""
         return [request for running in self.sets.values() for request in running]
 
     # -- requests come and go
 
     def enter(self, now: float, requests: Sequence[Request], *known: object) -> None:
-        """Put requests in the queue of this stage; `node` and `arrived` must be set already.
-
-        Args:
-            now: The time.
-            requests: At least one.
-            known: As for `Lobby.enter`; it is not so any more once their deadlines are set here.
+        """Put requests in the queue, as `Lobby.enter` does; what is known of their deadlines is not
+        so any more once these are set here.
         """
         for request in requests:
             stream = request.stream
             if stream is None:
                 stream = request.stream = Stream(is_collected=True)
             stream.until = min(stream.until, request.admitted + self._max_stream_s)
-            stream.heard = request.admitted
+            stream.part_at = request.admitted
             silence_s = inf if stream.is_collected else self._silence_s
             request.deadline = min(request.deadline, stream.until, now + silence_s)
             request.due = min(request.due, request.deadline)
@@ -250,9 +196,8 @@ class Stepper:
     def caller_changed(self, now: float, request: Request) -> None:
         """Do as the caller of a request wants which a worker has; see `Crew`.
 
-        The next order sends a stream away that is done, unless it has ended, or its worker has
-        gone, at this moment. One that pauses keeps its place in the set and is not stepped, and no
-        silence counts.
+        The next order sends a stream away that is done. One that pauses keeps its place in the set
+        and is not stepped, and no silence counts.
         """
         stream = stream_of(request)
         running = self.sets.get(stream.place)
@@ -267,11 +212,9 @@ class Stepper:
         running.pauses_changed = True
 
     def _may_run_again(self, request: Request) -> bool:
-        """Report whether a stream may be started once more, or can go on from its parts."""
         return self.lobby.idempotent and (self.resumable or not stream_of(request).parts)
 
     def _send_away(self, now: float, running: RunningSet, request: Request) -> None:
-        """Have a stream leave its worker's set by the next order."""
         if request in running.to_join:
             running.to_join.remove(request)
         else:
@@ -280,13 +223,8 @@ class Stepper:
         self._take_out(now, running, request)
 
     def _take_out(self, now: float, running: RunningSet, request: Request, *, is_over: bool = True) -> None:
-        """Take a stream out of a running set; its place is free.
-
-        Args:
-            now: The time.
-            running: The set.
-            request: One of its members.
-            is_over: Whether it will not run again, so that its parts need not be kept.
+        """Take a stream out of a running set; its place is free. If it is over, its parts need not
+        be kept.
         """
         stream = stream_of(request)
         del running.members[request.id]
@@ -305,14 +243,12 @@ class Stepper:
             self._let_go(stream)
 
     def _let_go(self, stream: Stream) -> None:
-        """Let go of the parts that were kept of a stream which will not run again."""
         if stream.kept:
             self.queue.nbytes -= stream.kept_bytes
             stream.kept_bytes = 0
             stream.kept = []
 
     def _detach(self, requests: Sequence[Request]) -> None:
-        """Note that streams are in no running set any more, and may join one again."""
         for request in requests:
             stream = stream_of(request)
             stream.is_resting = False
@@ -325,20 +261,12 @@ class Stepper:
 
     def trained_steps(self, now: float, rows: int, step_s: float, length: int, start_s: float) -> None:
         """Have the policy learn from a warm-up, unless steps have been made already: those teach
-        better.
-
-        Args:
-            now: The time.
-            rows: How many streams were stepped.
-            step_s: Seconds of the step.
-            length: The sum of their lengths.
-            start_s: Seconds of starting them.
+        better. The arguments are those of `Stepped`.
         """
         if not self.steps:
             self.lobby.guarded(self._policy.learn, now, Stepped(rows, step_s, length, start_s))
 
     def worker_ready(self, place: int) -> None:
-        """Note that a worker can take orders from now on."""
         if place in self.sets:
             raise ValueError(f"worker {place} of stage {self.name} is ready already")
         self.sets[place] = RunningSet(place)
@@ -350,11 +278,8 @@ class Stepper:
         one step alone: most likely the others that were lost with it are innocent.
 
         Args:
-            now: The time.
-            place: The position of the worker.
-            unsent: Streams that had not been sent to the worker yet.
-            blames: Whether one of its streams may be to blame. Only those may be that it may have
-                been stepping or starting.
+            blames: Whether one of its streams may be to blame: of those that it may have been
+                stepping or starting.
         """
         self.places.gone(place)
         running = self.sets.pop(place, None)
@@ -385,14 +310,12 @@ class Stepper:
         return gone._replace(is_guilty=suspect is not None and suspect.losses >= MOST_LOSSES)
 
     def take_drained(self) -> list[int]:
-        """Return, once, the places of workers that were to go and have no streams left."""
         drained = self.places.take_drained([place for place in self.leaving if not self.is_empty(place)])
         for place in drained:
             self.sets.pop(place, None)
         return drained
 
     def is_empty(self, place: int) -> bool:
-        """Report whether a worker has no streams, and has followed all orders."""
         running = self.sets.get(place)
         return running is None or not (running.members or running.owes_report)
 
@@ -407,7 +330,7 @@ class Stepper:
     # -- what takes too long
 
     def attend(self, now: float) -> Attention:
-        """Expire requests and find workers that hang; call it once `attention_at` has passed."""
+        """See `Batcher.attend`."""
         expired = self.lobby.expire(now)
         hung = []
         attention_at = self.queue.earliest_deadline
@@ -422,7 +345,7 @@ class Stepper:
             if not running.owes_report or running.given_up:
                 continue
             size = max(1, len(running))
-            until, running.given_up = self.times.judge(now, running.heard, running.unwanted_since, size)
+            until, running.given_up = self.times.judge(now, running.reported_at, running.unwanted_since, size)
             if running.given_up:
                 hung.append(running.place)
             else:
@@ -445,13 +368,6 @@ class Stepper:
 
     # -- what workers report
 
-    def completed(
-        self, now: float, place: int, batch_id: int, ids: Sequence[int], busy_s: float, ok: bool
-    ) -> Sequence[Request | None]:
-        """Count answers to a batch as strays: there are no batches here, so a worker is wrong."""
-        self.stray_replies += len(ids)
-        return [None] * len(ids)
-
     def reported(
         self, now: float, report: SetReport
     ) -> tuple[list[tuple[Request, object]], list[tuple[Request, int, Any]]]:
@@ -464,8 +380,8 @@ class Stepper:
 
         Raises:
             ValueError: The worker breaks the protocol: it is not known, has seen an order that was
-                not sent, has stepped more streams than a set may have, or names a stream
-                twice, or one that it was not given or that has ended. Nothing was done.
+                not sent, has stepped more streams than a set may have, or names a stream twice, or
+                one that it was not given or that has ended. Nothing was done.
         """
         running = self._checked(report)
         self._learn_report(now, report)
@@ -491,7 +407,6 @@ class Stepper:
         return list(zip(requests, values, strict=True)), ended
 
     def _checked(self, report: SetReport) -> RunningSet:
-        """Return the set that a report is about. Raises what `reported` does."""
         running = self.sets.get(report.place)
         if running is None or not running.seen <= report.seen <= running.number:
             raise ValueError(f"worker {report.place} of stage {self.name} reports on order {report.seen}")
@@ -507,7 +422,6 @@ class Stepper:
         return running
 
     def _learn_report(self, now: float, report: SetReport) -> None:
-        """Learn from the times of a report, and have the policy do so."""
         rows, length = report.rows, report.length
         if not rows and not length:
             return
@@ -555,14 +469,13 @@ class Stepper:
         return takers, parts, kept
 
     def _note_parts(self, now: float, requests: Sequence[Request], kept: Sequence[object]) -> None:
-        """Move on the times of streams of which parts have come, and keep these to resume."""
         pace_s = self._pace_s
         # without a goal, newcomers need not wait until a stream has caught up with what it has lost
         oldest = now - _LATEST * pace_s if self._policy.part_slo_s else now
         until, attention_at = now + self._silence_s, self.lobby.attention_at
         for request in requests:
             stream: Any = request.stream
-            stream.heard = now
+            stream.part_at = now
             if not stream.parts:
                 self.times.learn_usual(now - stream.joined)
             stream.parts += 1
@@ -579,7 +492,6 @@ class Stepper:
 
     @property
     def _pace_s(self) -> float:
-        """How far apart the parts of a stream are due."""
         try:
             return self._policy.pace_s
         except BaseException as error:
@@ -587,7 +499,6 @@ class Stepper:
             return self._policy.pace_s
 
     def _keep(self, stream: Stream, value: object) -> None:
-        """Keep a part, so that the stream can go on from there."""
         stream.kept.append(value)
         if self._measure is not None:
             nbytes = self._measure(value)
@@ -615,9 +526,8 @@ class Stepper:
         self.lobby.put_back(now, again)
 
     def _note_progress(self, now: float, running: RunningSet, report: SetReport) -> None:
-        """Note which orders a worker has followed, and what follows from a step without a fault."""
         if self.times.learns and report.rows:
-            self.times.learn_most(report.rows, now - running.heard)
+            self.times.learn_most(report.rows, now - running.reported_at)
         running.note_report(now)
         running.seen = report.seen
         running.note_step(report)
@@ -635,7 +545,6 @@ class Stepper:
             running.untested = 0
 
     def _note_probation(self, running: RunningSet, suspect: Request) -> None:
-        """Note that a suspect has made a step alone; once it has made enough, it is acquitted."""
         stream_of(suspect).probation -= 1
         if stream_of(suspect).probation <= 0:
             acquit(suspect)
@@ -645,13 +554,10 @@ class Stepper:
     # -- what to do
 
     def poll(self, now: float, room: float, todo: Todo, refuse: list[tuple[Request, str]]) -> None:
-        """Let requests join, and put the orders to send on the list of what a driver must do.
+        """Let requests join, and write the orders; those that cannot be in time go to `refuse`,
+        with why.
 
-        Args:
-            now: The time.
-            room: Nothing comes after a stage of steps, so there always is.
-            todo: Its `orders` gets them.
-            refuse: The requests that cannot be in time are appended here, and why.
+        Nothing comes after a stage of steps, so there always is `room`.
         """
         self.lobby.wake_at = None
         if self.queue.count:
@@ -678,7 +584,6 @@ class Stepper:
             refuse += [(request, TOO_LATE) for request in late]
 
     def _find_late(self, now: float) -> list[Request]:
-        """Return the queued requests whose first parts cannot come in time any more."""
         queue, policy = self.queue, self._policy
         horizon = now + policy.first_part_s(self._longest)
         if queue.earliest_due >= horizon:
@@ -694,7 +599,6 @@ class Stepper:
         return late
 
     def _is_open(self, running: RunningSet) -> bool:
-        """Report whether streams may join a set, as far as there is room."""
         return running.suspect is None and not running.given_up and running.place not in self.leaving
 
     @property
@@ -720,7 +624,6 @@ class Stepper:
                 self._join(now, running, self._ask_policy(now, running))
 
     def _ask_policy(self, now: float, running: RunningSet) -> int:
-        """Return how many requests join a set."""
         heads = self._heads(running)
         if not heads:
             return 0
@@ -736,7 +639,6 @@ class Stepper:
         return n
 
     def _heads(self, running: RunningSet) -> list[Request]:
-        """Return as many of the next requests as a set has room for."""
         room = self.rows - len(running.members)
         if room <= 0:
             return []
@@ -785,7 +687,6 @@ class Stepper:
         running.suspect_order = running.number + 1
 
     def _join(self, now: float, running: RunningSet, n: int) -> None:
-        """Have the next `n` requests of the queue join a set."""
         if not n:
             return
         for request in self.queue.take(n, now):
@@ -811,7 +712,6 @@ class Stepper:
             running.untested = running.size
 
     def _write_order(self, now: float, running: RunningSet, todo: Todo) -> None:
-        """Write the order to a worker, if something has changed for it."""
         pause: list[int] = []
         resume: list[int] = []
         if running.pauses_changed:
@@ -821,7 +721,7 @@ class Stepper:
         if not has_news and not (running.active and (running.is_stopped or stop_when != running.stop_when)):
             return
         if not running.owes_report:
-            running.heard = now
+            running.reported_at = now
         running.number += 1
         running.is_stopped = False
         running.stop_when = stop_when
@@ -869,7 +769,6 @@ def _fitting(running: RunningSet, heads: Sequence[Request], limit: float) -> int
 
 
 def _may_share(running: RunningSet, lane: Lane) -> bool:
-    """Report whether requests of a lane may share a set with those that it has."""
     own = next(iter(running)).lane
     return key_of(own) == key_of(lane) and own.bucket == lane.bucket
 
@@ -883,9 +782,10 @@ Crew: TypeAlias = Batcher | Stepper
 * `worker_ready`, `take_drained`, `worker_gone` and `restart_hang_timer` are about workers. The last
   one counts a worker's time anew: the worker has begun another call of a batch, or, without a
   batch, it seemed to hang and does not. A worker that is taken to hang stays so;
-* `completed` and `reported` take replies of workers, and refuse those that cannot be right;
 * `attend` and `poll` return actions;
 * `predicted_wait_s` predicts times.
 
-Whether workers are idle, lent or about to go is asked of `places`.
+Replies are for batchers (`completed`), reports for steppers (`reported`); both refuse those that
+cannot be right. Whether workers are idle, lent or about to go is asked of `places`; the batch or
+the running set that a worker is at work on is in `at_work`.
 """

@@ -1,8 +1,7 @@
 """How long the batches of one stage take: all that is learned of it, but for what a policy learns.
 
-There are three kinds of questions: what a batch usually takes (predictions, batches ahead), what it
-takes at least (admission), and what it may take at most before its worker is given up. What batches
-of each size take is the policy's to learn; where it does not, it is learned here, if a scaler asks.
+What batches of each size take is the policy's to learn; where it does not, it is learned here, if a
+scaler asks.
 
 A slow call is not a crash: as long as a caller waits for it, it may go on. Where the user has set
 no limit, a call is given up once no caller has waited for it for a while. It is given up sooner
@@ -10,9 +9,8 @@ only where it has itself taken that long, and also ten times as long as such bat
 was seen: then it hangs, and its callers are better served by another worker.
 
 What such batches take is a bound, not an estimate: the slowest batch of late, or the slowest per
-unit of late times the size, whichever is more. So a batch of 64 after nothing but single items is
-given 64 times as long, and a single item after nothing but full batches as long as they took.
-Warm-ups do not count: examples are often smaller than real items.
+unit of late times the size, whichever is more. Warm-ups do not count: examples are often smaller
+than real items.
 
 A caller that leaves sets the deadline of its running request to that moment. So the time since when
 a batch is unwanted is the latest of its deadlines.
@@ -56,22 +54,6 @@ class Times:
         learns: Whether the most that a batch takes must be known.
     """
 
-    __slots__ = (
-        *("_batches", "_busy_s", "_cost", "_cost_pause", "_limit_s", "_slowest_s", "_unit_s", "_unwanted_s"),
-        *(
-            "_watches_gaps",
-            "ahead_s",
-            "deviation_s",
-            "fastest_s",
-            "gap_s",
-            "hop_s",
-            "learns",
-            "least_s",
-            "unit",
-            "usual_s",
-        ),
-    )
-
     def __init__(self, limit_s: float = inf, unwanted_s: float = inf, watches_gaps: bool = False) -> None:
         self.usual_s = self.ahead_s = self.fastest_s = self.deviation_s = self.gap_s = self.hop_s = 0.0
         self.unit = 1.0
@@ -86,14 +68,8 @@ class Times:
         self._cost: CostModel | None = None
 
     def learn(self, took_s: float, busy_s: float, n: int, size: int, went_ahead: bool) -> float:
-        """Learn from a batch of `n` requests that is done; return what it spent on its way.
-
-        Args:
-            took_s: Since its worker got to it.
-            busy_s: What its worker spent on it.
-            n: How many requests it had.
-            size: The sum of their sizes.
-            went_ahead: Whether it lay with its worker before.
+        """Learn from a batch of `n` requests that is done, `took_s` after its worker got to it;
+        return what it spent on its way.
         """
         hop_s = took_s - busy_s if took_s > busy_s else 0.0
         self.hop_s += 0.1 * (hop_s - self.hop_s)
@@ -111,11 +87,9 @@ class Times:
         return hop_s
 
     def usual_end(self, batch: Batch) -> float:
-        """Return when a batch that runs should end."""
         return batch.started + (self.ahead_s if batch.ahead and self.ahead_s else self.usual_s)
 
     def learn_usual(self, took_s: float) -> None:
-        """Learn what a batch, or the first part of a stream, usually takes."""
         self.usual_s += (took_s - self.usual_s) * (0.2 if self.usual_s else 1.0)
         if took_s < self.fastest_s or not self.fastest_s:
             self.fastest_s = min(took_s, self.usual_s)  # which may be less, after batches of no time at all
@@ -123,7 +97,6 @@ class Times:
             self.fastest_s += 0.01 * (took_s - self.fastest_s)  # the stage may have become slower
 
     def learn_most(self, size: int, took_s: float) -> None:
-        """Learn what a call of `size` takes at most."""
         self._batches += 1
         self._slowest_s = _slowest(self._slowest_s, took_s)
         self._unit_s = _slowest(self._unit_s, took_s / max(1, size))
@@ -148,11 +121,9 @@ class Times:
     # -- what batches of each size take
 
     def learn_costs(self, limit: int) -> None:
-        """Learn from now on what batches of up to `limit` take, by their sizes."""
         self._cost = self._cost or CostModel(limit)
 
     def cost_s(self, size: int) -> float:
-        """Return what a batch of `size` takes, its way included; 0 while that is not known."""
         return self._cost.seconds(size) if self._cost is not None and self._cost.samples else 0.0
 
     def _learn_cost(self, cost: CostModel, size: int, seconds: float) -> None:
@@ -169,12 +140,8 @@ class Times:
     # -- how long a call may take
 
     def until(self, started: float, unwanted_since: float, size: int) -> float:
-        """Return when a call is to be given up.
-
-        Args:
-            started: When the call started.
-            unwanted_since: Since when no caller waits for any of its batch; infinity if one does.
-            size: Of the batch.
+        """Return when a call for a batch of `size` is to be given up that no caller waits for since
+        a time; infinity if one does.
         """
         if self._limit_s < inf:
             return started + self._limit_s
@@ -187,11 +154,6 @@ class Times:
         return until, self.why(started, unwanted_since, size) if until <= now else ""
 
     def hint(self, ran_s: float) -> str:
-        """Return what else to say to a caller whose time is up while the call goes on.
-
-        Args:
-            ran_s: How long the call has run.
-        """
         if not self.learns or ran_s < self._unwanted_s:
             return ""
         return f"; the call goes on for {self._unwanted_s:.3g} s at most if nobody waits for it: see max_batch_time_s"
@@ -207,12 +169,10 @@ class Times:
         return f"{text}, and max_batch_time_s, which would set a limit, is not given"
 
     def _most_s(self, size: int) -> float:
-        """Return the most that a batch of `size` should take; infinity while that is not known."""
         if self._batches < _LEARNED:
             return inf
         return max(self._slowest_s, self._unit_s * size)
 
 
 def _slowest(before: float, now: float) -> float:
-    """Return the slowest time of late: it rises at once and is forgotten slowly."""
     return now if now > before else before + _FORGET * (now - before)

@@ -29,15 +29,8 @@ Moves = dict[Node, list[Request]]
 
 
 class Siblings:
-    """The children of a request, and what those have come to that are done.
-
-    It is the `caller` of each of them.
-
-    Attributes:
-        parent: The request.
-        block: The fork, or `Each`, that has made them.
-        children: They, in order.
-        results: By child.
+    """The children of a request, which a fork or `Each` has made, in order, and what those have
+    come to that are done. It is the `caller` of each of them.
     """
 
     __slots__ = ("block", "children", "parent", "results")
@@ -66,14 +59,10 @@ def asked(request: Request) -> Request:
 class Transit:
     """Ends requests, or has them go on.
 
-    Args:
-        journal: Records what happens to each request, if given.
-
     Attributes:
         answers: The requests whose answers no poll has returned yet.
         families: By parent, the requests of which children are under way.
         last_id: The id that was given last.
-        journal: As given.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -86,7 +75,6 @@ class Transit:
     # -- ends
 
     def answer(self, now: float, request: Request) -> None:
-        """End a request that has its result or its error, and that is no child."""
         request.state = DONE
         request.node.flow.answered += 1
         self.answers.append(request)
@@ -113,7 +101,6 @@ class Transit:
         self.answer(now, request)
 
     def _keep(self, now: float, child: Request, family: Siblings, error: Exception) -> None:
-        """Take an error for what a child has come to."""
         if self.families.get(family.parent) is not family:  # another child was faster
             child.state = DONE
             return
@@ -128,20 +115,14 @@ class Transit:
         self.move(now, moves)
 
     def expire(self, now: float, request: Request, started: float | None = None, hint: str = "") -> None:
-        """End a request whose deadline has passed.
-
-        Args:
-            now: The time.
-            request: Knows where it is, or was last.
-            started: When it was handed to its present worker; None if it is not running.
-            hint: What else stands in the error.
+        """End a request whose deadline has passed; a worker has had it since `started`, None if
+        none has.
         """
         error = DeadlineExceeded(format_expiry(now, request, started) + hint)
         error.worker_lost = request.losses > 0
         self.fail(now, request, error)
 
     def refuse(self, request: Request, error: CarpoolError) -> None:
-        """End a new request that is not admitted."""
         request.state = DONE
         request.error = error
         self.answers.append(request)
@@ -165,7 +146,6 @@ class Transit:
             request.state = DONE  # it is on its way
 
     def _close(self, now: float, family: Siblings) -> None:
-        """End the children of a request, whatever they do."""
         del self.families[family.parent]
         family.block.running -= 1
         for child in family.children:
@@ -173,26 +153,14 @@ class Transit:
                 self.withdraw(now, child)
         family.let_go()
 
-    def collect(self) -> list[Request]:
-        """Return the requests that have been answered since the last poll, once."""
-        answers, self.answers = self.answers, []
-        return answers
-
     # -- results of workers
 
     @fast_path("answer_at_once")
     def answer_all(self, flow: Any, takers: Sequence[Request | None], results: Sequence[object]) -> int | None:
-        """Answer the requests of a reply that has no errors, at a node that is the last.
+        """Answer the requests of a reply that has no errors, at a node that is the last; return how
+        many results came too late.
 
         Fast path of `sort_out`: the same outcome, see tests/engine/core/test_fast_paths.py.
-
-        Args:
-            flow: The service of all of them.
-            takers: As for `sort_out`.
-            results: One for each.
-
-        Returns:
-            How many results came too late.
         """
         answers = self.answers
         before = len(answers)
@@ -221,9 +189,6 @@ class Transit:
            the request.
 
         Args:
-            now: The time.
-            crew: The batcher of the stage.
-            reply: Has the results and errors of all of them.
             takers: The requests, each in the place of its result; None for a stray one.
             began: When the worker began with the batch; None if it is not the one that it runs.
         """
@@ -264,15 +229,8 @@ class Transit:
     def take_turn(
         self, now: float, request: Request, result: object, turn: object, began: float | None, moves: Moves
     ) -> None:
-        """Have a result go where its node, or the result itself, says.
-
-        Args:
-            now: The time.
-            request: Whose result it is.
-            result: What its node has made.
-            turn: See `Reply.turns`; None if the result says nothing.
-            began: When a worker began with it.
-            moves: Requests that go on are put in here; `move` has them come to their nodes.
+        """Have a result go where its node, or the result itself, says (see `Reply.turns`); those
+        that go on are put into `moves`, and `move` has them come to their nodes.
         """
         node: Node = request.node
         if turn is DONE_EARLY:
@@ -296,7 +254,6 @@ class Transit:
             self._go_on(now, request, node.after, result, turn, moves, is_encoded=True)
 
     def _answer_early(self, now: float, request: Request, result: object) -> None:
-        """Answer with a result that needs nothing more, whatever else has become of the request."""
         while type(family := request.caller) is Siblings:
             request.state = DONE
             request = family.parent
@@ -306,7 +263,6 @@ class Transit:
         self.answer(now, request)
 
     def _pass_on(self, now: float, node: Node, following: Node, requests: Sequence[Request], began: float) -> None:
-        """Have requests come to the one node that follows, where they wait with their results."""
         extend_trails(requests, node, began, now)
         for request in requests:
             request.node = following
@@ -322,7 +278,6 @@ class Transit:
     # -- requests go on
 
     def begin(self, now: float, requests: Sequence[Request], door: Door) -> None:
-        """Have requests that are admitted, and come from a door, begin their way."""
         start = door.start
         if type(start) is Node:
             for request in requests:
@@ -349,7 +304,6 @@ class Transit:
         self.move(now, moves)
 
     def move(self, now: float, moves: Moves) -> None:
-        """Have requests wait at the nodes that they have come to."""
         for node, requests in moves.items():
             there = [request for request in requests if request.state == RUNNING]  # a sibling may have failed
             for request in there:
@@ -359,7 +313,6 @@ class Transit:
                 self._enter(now, node, there)
 
     def _enter(self, now: float, node: Node, requests: Sequence[Request]) -> None:
-        """Have requests, which are at a node, join the queue of its stage."""
         if node.is_shared:
             node.came += len(requests)
             for request in requests:
@@ -378,15 +331,10 @@ class Transit:
         is_new: bool = True,
         is_encoded: bool = False,
     ) -> None:
-        """Have a request, which runs, go on with an item.
+        """Have a request, which runs, go on with an item to what follows.
 
         Args:
-            now: The time.
-            request: The request.
-            after: What follows.
-            item: What goes on.
             turn: The name of the way that it takes, or the `Onward`; None if it names none.
-            moves: As for `take_turn`.
             is_new: Whether it is the result of a node, and not what the request came with.
             is_encoded: Whether it is in the format that the caller accepts, if it is the answer or
                 a part of it.
@@ -452,7 +400,6 @@ class Transit:
     def _split(
         self, now: float, request: Request, block: Fork | Each, items: list[Any], moves: Moves, is_new: bool
     ) -> None:
-        """Make children of a request, each with an item of its own, and have them go on."""
         family = self.families[request] = Siblings(request, block)
         block.running += 1
         place = block.door if isinstance(block, Each) else request.node.flow.on_the_way
@@ -479,7 +426,6 @@ class Transit:
                 self._go_on(now, child, branch, child.item, None, moves, is_new=is_new)
 
     def _come_to(self, now: float, request: Request, node: Node, item: object, is_new: bool) -> bool:
-        """Have a request wait for a node with an item, if that can be weighed; else it fails."""
         if is_new:
             if not self._weigh(now, request, node, item):
                 return False
@@ -494,7 +440,6 @@ class Transit:
         return True
 
     def _weigh(self, now: float, request: Request, node: Node, result: object) -> bool:
-        """Weigh a request for its next node and report whether that worked; if not, it fails."""
         try:
             if request.losses:
                 acquit(request)  # this restores its own key, before it gets that of the next stage
@@ -504,7 +449,6 @@ class Transit:
         return True
 
     def _unweighed(self, now: float, request: Request, node: Node, error: BaseException) -> bool:
-        """Fail a request that could not be weighed, and return False."""
         if not isinstance(error, CarpoolError):  # a `Weigher` raises no others; but another may be given
             kind = type(error).__name__
             error = ModelError(f"size= of stage {node.name} raised {kind}", type_name=kind)
@@ -513,14 +457,7 @@ class Transit:
 
 
 def way_of(switch: Switch, item: object, format: int, content: Content, turn: object = None) -> Onward:
-    """Return what follows a switch for an item.
-
-    Args:
-        switch: The switch.
-        item: What goes on.
-        format: How it is encoded.
-        content: Opens it.
-        turn: The name of the way, if the item's maker has given it.
+    """Return what follows a switch for an item, whose maker may have named the way as its `turn`.
 
     Raises:
         CarpoolError: There is no such way, or `choose` raises.
@@ -545,11 +482,8 @@ def way_of(switch: Switch, item: object, format: int, content: Content, turn: ob
 
 
 def _has_room(after: After, moves: Moves) -> bool:
-    """Report whether there is room where one more request would wait that comes to `after`.
-
-    Args:
-        after: What follows a switch that refuses.
-        moves: Requests that are about to come to their nodes.
+    """Report whether there is room where one more request would wait that comes to `after`, beside
+    those that are about to come to their nodes.
     """
     needs, lists = needs_of(after)
     return all(node.vacancy() > len(moves.get(node, ())) for node in needs) and not any(

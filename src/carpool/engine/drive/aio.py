@@ -1,12 +1,10 @@
 """The asyncio driver: feeds events to a core and does what the core decides.
 
-Arrivals of one turn of the loop are only collected; one callback per turn polls the core, so
-everything that was parsed in that turn shares a batch and waits for nothing. One timer points at
-the core's next deadline.
+One callback per turn of the loop polls the core, so everything that was parsed in that turn shares
+a batch. One timer points at the core's next deadline.
 
-A reply that finds a full batch waiting sends it at once. A shorter batch waits for the end of the
-present turn of the loop (microseconds), so that requests that were parsed in the same turn travel
-along.
+A reply that finds a full batch waiting sends it at once; a shorter one waits for the end of the
+turn.
 
 Everything here runs on one loop. Other threads come in through the mailbox of
 `drive/loop_thread.py`; worker threads, and batch functions on other loops, call
@@ -18,14 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from carpool.engine.call.results import Trouble
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch, Reply, Todo
 from carpool.engine.core.batcher import Batcher
 from carpool.engine.core.core import Core
-from carpool.engine.core.running_set import Order, SetReport
+from carpool.engine.core.running_set import SetReport
 from carpool.engine.drive.failures import FAILED_FOR_S, RefusalLog, learn, learn_from_warm_up
 from carpool.engine.drive.loop_thread import WorkMeter
 from carpool.engine.fast_paths import fast_path
@@ -53,47 +51,14 @@ class Executor(Protocol):
         """End all workers, by force after `grace_s` seconds."""
 
 
-class DrainingExecutor(Executor, Protocol):
-    """An executor whose workers may go while the service runs."""
-
-    def drained(self, place: int) -> None:
-        """End a worker that was to go and has nothing left to do."""
-
-
-class StepExecutor(Executor, Protocol):
-    """Runs the running sets of a stage that answers in parts."""
-
-    def send(self, order: Order) -> None:
-        """Send an order to its worker."""
-
-
-class Lender(Protocol):
-    """Lends a worker to callers' threads; see `drive/lending.py`."""
-
-    def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done; perhaps lend a worker."""
-
-    def settle(self) -> None:
-        """Make up the accounts of the calls that were made with it, before others learn of more."""
-
-    def recall(self) -> None:
-        """Take back the worker that is lent, if one is."""
-
-
 _ASLEEP_S = 1.0  # a timer that fires later than this means that this process was stopped, or its loop blocked
 
 
 class Driver:
     """Drives one service's core on the running loop.
 
-    Args:
-        core: Decides.
-        stats: Counts every batch and answer.
-        clock: Monotonic seconds.
-
     Attributes:
         executors: One per stage.
-        loop: The loop that it runs on.
         lender: Lends a worker to callers' threads; None where nothing lends.
         loan: What callers' threads have of the worker that is lent; None if none is.
     """
@@ -106,8 +71,8 @@ class Driver:
         self.clock = clock
         self.executors: Sequence[Executor] = ()
         self.loop = asyncio.get_running_loop()
-        self.lender: Lender | None = None
-        self.loan: Any = None  # a `Loan` of `drive/lending.py`, which imports this module
+        self.lender: Any = None  # `drive/lending.py`, which has both, imports this module
+        self.loan: Any = None
 
         # what has come in this turn of the loop, and when the core is polled
         self._arrivals: list[Request] = []
@@ -130,11 +95,7 @@ class Driver:
     # -- life
 
     async def start(self, executors: Sequence[Executor], workers: Sequence[int]) -> None:
-        """Start every stage and wait until all workers are ready.
-
-        Args:
-            executors: One per stage.
-            workers: How many workers of each stage are to be started, and waited for.
+        """Start every stage and wait until all workers are ready, of which each has so many.
 
         Raises:
             StartupError: A worker could not load; the caller should `stop`.
@@ -147,11 +108,11 @@ class Driver:
         await self._started
 
     async def stop(self, *, drain: bool = True, timeout_s: float | None = 30.0, grace_s: float = 5.0) -> None:
-        """Refuse new requests, finish those inside and end the workers.
+        """Refuse new requests, finish those inside (fail them at once without `drain`) and end the
+        workers.
 
         Args:
-            drain: Whether requests inside are finished; if not, they fail at once.
-            timeout_s: How long that may take; None or `inf` for any time. Then the rest fails.
+            timeout_s: How long that may take, before the rest fails; None or `inf` for any time.
             grace_s: How long the workers may take for their teardown.
         """
         if self._arrivals:
@@ -173,7 +134,6 @@ class Driver:
         self._refusal_log.log_all()
 
     def abort(self) -> None:
-        """Fail all requests inside, and refuse all that come."""
         self.recall()
         self.core.abort(self.clock(), Unavailable("the service has stopped", code="stopped"))
         self.poll()
@@ -199,7 +159,6 @@ class Driver:
             self._awaited.remove(awaited)
 
     def snapshot(self) -> ServiceSnapshot:
-        """Return what the service has done so far."""
         self.recall()
         return self.stats.snapshot(self.clock())
 
@@ -218,12 +177,8 @@ class Driver:
             self._poll_soon()
 
     def submit_all(self, requests: Sequence[Request], alike: bool = False) -> None:
-        """Take several new requests, in their order.
-
-        Args:
-            requests: None of them was submitted before.
-            alike: Whether they are alike, as `Core.submit` has it. They are submitted at once
-                then, and what follows is done at the end of this turn.
+        """Take several new requests, in their order. If they are alike, as `Flow.submit` has it,
+        they are submitted at once, and what follows is done at the end of this turn.
         """
         if not alike or not self._submit_alike(requests):
             self._arrivals += requests
@@ -242,7 +197,6 @@ class Driver:
         return True
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request, whose caller has gone."""
         if request.state == NEW:  # perhaps a thread was interrupted in its lone call
             self.recall()
         before = self.core.flow.cancelled
@@ -257,14 +211,12 @@ class Driver:
         self._poll_soon()
 
     def pause(self, request: Request, is_paused: bool) -> None:
-        """Take note that a caller wants no more parts for now, or wants them again."""
         now = self.clock()
         self.core.pause(now, request, is_paused)
         self.stats.paused(now, request, is_paused)
         self._poll_soon()
 
     def refused(self, error: CarpoolError) -> None:
-        """Take note of a request that was refused before it was submitted."""
         self.stats.refused(error)
         if self.stats.refusals.is_due:
             self._refusal_log.log_due()
@@ -272,12 +224,10 @@ class Driver:
     # -- workers
 
     def start_workers(self) -> None:
-        """Have every stage start the workers that are due, since there is room."""
         for executor in self.executors:
             executor.start()
 
     def worker_ready(self, stage: int, place: int) -> None:
-        """Take note that a worker can take batches."""
         self.core.worker_ready(stage, place)
         self._missing.discard((stage, place))
         if not self._missing and not self._started.done():
@@ -285,7 +235,6 @@ class Driver:
         self.poll()
 
     def drain(self, stage: int, place: int) -> None:
-        """Let a worker get nothing more; its executor ends it once it has nothing left."""
         self.core.drain(stage, place)
         self.poll()
 
@@ -295,17 +244,14 @@ class Driver:
         self.poll()
 
     def worker_lost(self, stage: int, place: int, unsent: Collection[int] = ()) -> bool:
-        """Take note that a worker that was ready is gone.
-
-        Returns:
-            Whether a request is to blame (see `Core.worker_lost`).
+        """Take note that a worker that was ready is gone; return whether a request is to blame (see
+        `Core.worker_lost`).
         """
         blamed = self.core.worker_lost(self.clock(), stage, place, unsent)
         self.poll()
         return blamed
 
     def worker_left(self, stage: int, place: int) -> None:
-        """Take note that a worker that was ready is gone, for which no request is to blame."""
         self.core.worker_left(self.clock(), stage, place)
         self.poll()
 
@@ -315,17 +261,9 @@ class Driver:
         self.poll()
 
     def call_started(self, stage: int, place: int, batch_id: int) -> None:
-        """Take note that a worker has begun another call for the same batch."""
         self.core.restart_hang_timer(self.clock(), stage, place, batch_id)
 
     # -- what the workers teach
-
-    def trained(self, batcher: Batcher, n: int, size: int, busy_s: float, longest: int = 0) -> None:
-        """Learn from a warm-up call of `n` examples, whose sizes sum to `size`.
-
-        With `longest`, it was `n` times one example of that length.
-        """
-        batcher.trained(self.clock(), n, size, busy_s, longest)
 
     def troubled(self, batcher: Batcher, place: int, batch_id: int, trouble: Sequence[Trouble]) -> None:
         """Learn from what happened during a worker's batch, before its results come.
@@ -338,14 +276,12 @@ class Driver:
         learn(f"stage {batcher.name}", batcher, place, batch_id, trouble, self._about(stage, place))
 
     def troubled_in_warm_up(self, batcher: Batcher, trouble: Sequence[Trouble]) -> None:
-        """Learn from what happened during a worker's warm-up."""
         self.stats.stages[batcher.lobby.stage].troubled(trouble)
         learn_from_warm_up(batcher, trouble)
 
     # -- the turn
 
     def poll(self) -> None:
-        """Ask the core what to do, and do it."""
         self._is_poll_due = False
         self._settle()
         now = self.clock()
@@ -371,11 +307,11 @@ class Driver:
             self.lender.polled(todo)
 
     def _perform(self, todo: Todo) -> None:
-        """Hand over batches, give up workers that hang and deliver answers."""
         late_s = self.clock() - self._timer_at if todo.kill else 0.0
         self._is_handing_over = bool(todo.run or todo.orders)
         for order in todo.orders:
-            cast(StepExecutor, self.executors[order.stage]).send(order)
+            steps: Any = self.executors[order.stage]
+            steps.send(order)
         for batch in todo.run:
             if not batch.ahead:
                 self.stats.stages[batch.stage].started(batch)
@@ -398,7 +334,8 @@ class Driver:
         for stage, place in todo.kill:  # after the parts, as what this worker still sends is handed on at once
             self._give_up(stage, place, late_s)
         for stage, place in todo.drained:
-            cast(DrainingExecutor, self.executors[stage]).drained(place)
+            pool: Any = self.executors[stage]  # one whose workers may go while the service runs
+            pool.drained(place)
         if todo.answer:
             self.stats.answered(todo.answer, self.clock())
             if self.stats.refusals.is_due:
@@ -408,7 +345,6 @@ class Driver:
             self.recall()
 
     def _deliver(self, requests: Sequence[Request]) -> None:
-        """Deliver answers to their callers."""
         for request in requests:
             try:
                 request.tell()
@@ -417,14 +353,8 @@ class Driver:
                 logger.exception("the answer of %r could not be delivered to its caller", request, extra=about)
 
     def _give_up(self, stage: int, place: int, late_s: float) -> None:
-        """Give up a worker that hangs; if this process did not run itself, give it its time anew.
-
-        Perhaps no process did, as in a container that was paused.
-
-        Args:
-            stage: The position of its stage.
-            place: Its place there.
-            late_s: For how many seconds this process was late to look.
+        """Give up a worker that hangs; if this process did not run itself for more than a moment,
+        as in a container that was paused, give it its time anew.
         """
         if late_s <= _ASLEEP_S:
             self.executors[stage].kill(place)
@@ -435,7 +365,6 @@ class Driver:
         self._poll_soon()
 
     def _deliver_awaited(self) -> None:
-        """Wake those that wait for something to become true of the core."""
         for condition, future in self._awaited:
             if not future.done() and condition():
                 future.set_result(None)
@@ -448,7 +377,6 @@ class Driver:
         self.completed(Reply(batch.stage, batch.place, batch.id, batch.ids, [None] * n, errors))
 
     def _about(self, stage: int, place: int) -> dict[str, str]:
-        """Return the fields of a log line about a worker."""
         stats = self.stats.stages[stage]
         return {"model": self.stats.name, "stage": stats.name, "worker": stats.worker_name(place)}
 
@@ -485,8 +413,7 @@ class Driver:
     def completed(self, reply: Reply) -> None:
         """Take a worker's reply. The next batch goes out before this one's answers are delivered.
 
-        It goes at once if it is full, and else at the end of this turn, so that what arrives in the
-        turn shares it. If no request waits, the answers are delivered at once.
+        If no request waits, the answers are delivered at once.
         """
         crew, stats, place = self.core.crews[reply.stage], self.stats.stages[reply.stage], reply.place
         ran = crew.in_flight.get(place)
@@ -529,19 +456,16 @@ class Driver:
     # -- the worker that is lent
 
     def recall(self) -> None:
-        """Take back the worker that is lent to callers' threads, if one is."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.recall()
 
     def _settle(self) -> None:
-        """Have the core account for the calls that are done before it learns of what came later."""
         if self.loan is not None:
             assert self.lender is not None
             self.lender.settle()
 
     def took_back(self, batch: Batch | None) -> None:
-        """Take note that the worker is back, perhaps with a batch that it has had for a while."""
         if batch is not None:
             self.stats.stages[batch.stage].started(batch)
         self._poll_soon()
@@ -549,13 +473,11 @@ class Driver:
     # -- what fails
 
     def start_failed(self, error: CarpoolError) -> None:
-        """Fail the start of the service with `error`, if it is still starting."""
         if not self._started.done():
             self._started.set_exception(error)
             self._started.exception()  # counts as retrieved: where `start` itself has raised, nothing awaits it
 
     def stage_failed(self, error: CarpoolError) -> None:
-        """Fail the service with `error`: one of its stages cannot work any more."""
         self.recall()
         self.start_failed(StartupError(str(error)))
         if not self._failed.done():
@@ -564,21 +486,16 @@ class Driver:
         self.poll()
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
-        """Have the service fail, as the policy of a stage has raised.
-
-        That is not done at once, since the core is in the midst of something.
-        """
+        """Have the service fail, once the core is out of its call, as a policy has raised."""
         failure = self._failure(f"stage {stage} has failed: its policy raised", stage, error)
         self.start_failed(StartupError(str(failure)))
         if not self._has_stopped:
             self.loop.call_soon(self._fail_once, failure)
 
     def _fail(self, error: BaseException) -> None:
-        """Fail the service, as its core has raised."""
         self._fail_once(self._failure("the service has failed: its core raised", None, error))
 
     def _failure(self, what: str, stage: str | None, error: BaseException) -> Unavailable:
-        """Log what was raised, and return the error of all requests inside."""
         kind, about = type(error).__name__, {"model": self.stats.name, "stage": stage, "code": "stage_failed"}
         logger.critical("%s %s: %s", what, kind, text_of(error), exc_info=error, extra=about)
         return Unavailable(f"{what} {kind}", code="stage_failed", retry_after_s=FAILED_FOR_S)

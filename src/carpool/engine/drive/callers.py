@@ -1,10 +1,9 @@
 """Python callers: objects become requests, answers become objects, and tasks and threads wait for
 them, as a whole or part by part.
 
-Both kinds of readers of parts are one, but for how they wait and how they reach the loop. A caller
-that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES` wait for
-it, and goes on when it has taken half of them. So its memory is bounded, its place in the running
-set is kept, and the streams beside it keep their pace.
+A caller that reads more slowly than the model makes parts has its stream paused when `PAUSE_BYTES`
+wait for it, and goes on when it has taken half of them. So memory is bounded, and the streams
+beside it keep their pace.
 """
 
 from __future__ import annotations
@@ -53,16 +52,13 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
     """Return a caller's object as a request, which waits while the queue is full.
 
     Args:
-        x: The object.
-        deadline: The time until which the caller waits for the answer.
         weigh: Writes on the request what the item counts for.
-        memory: Where large buffers are copied to, so that the caller may change them; None if the
-            caller cannot, as its thread waits for the answer.
+        memory: Where large buffers are copied to; None if the caller cannot change them, as its
+            thread waits for the answer.
 
     Raises:
         Exception: What pickling or weighing the object raises.
-        ModelError: Its own `__reduce__` raised something that is not an `Exception`, such as
-            SystemExit.
+        ModelError: Its own `__reduce__` raised no `Exception`, but SystemExit or the like.
     """
     try:
         item = dump(x)
@@ -84,7 +80,6 @@ def request_for(x: Any, deadline: float, weigh: Weigh | None = None, memory: Mem
 
 
 def result_of(request: Request) -> Any:
-    """Return the result of a request that is done, as an object, or raise its error."""
     if request.error is not None:
         raise error_of(request)
     return load_result(request.result)
@@ -121,9 +116,8 @@ def error_of(request: Request) -> Exception:
 
 
 def with_cause(error: Exception) -> Exception:
-    """Return the error with its cause loaded and noted, in a thread of the caller's own.
-
-    An interpreter that prints an uncaught exception would not load it.
+    """Return the error with its cause loaded and noted, in a thread of the caller's own, since an
+    interpreter that prints an uncaught exception would not load it.
     """
     if type(error) is ModelError:  # a subclass may be the user's
         error._open_cause()
@@ -131,13 +125,8 @@ def with_cause(error: Exception) -> Exception:
 
 
 class TaskCaller:
-    """A task that awaits the answer, which is then the request's, or other news.
-
-    Args:
-        loop: The task's, if it is about to wait.
-
-    Attributes:
-        done: The future that the task awaits; None while it does not.
+    """A task that awaits the answer, which is then the request's, or other news, by the future
+    `done`, which is None while it does not wait.
     """
 
     __slots__ = ("done",)
@@ -146,16 +135,13 @@ class TaskCaller:
         self.done: Any = None if loop is None else loop.create_future()
 
     def set(self) -> None:
-        """Wake the task, if it waits, as `threading.Event` wakes a thread."""
         if self.done is not None and not self.done.done():
             self.done.set_result(None)
 
     def answered(self, request: Request) -> None:
-        """Wake the task, unless it has been cancelled."""
         self.set()
 
     async def wait(self) -> None:
-        """Wait until `set` is called."""
         self.done = asyncio.get_running_loop().create_future()
         try:
             await self.done
@@ -164,8 +150,6 @@ class TaskCaller:
 
 
 class LockCaller:
-    """A thread that blocks until the answer is there."""
-
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
@@ -173,11 +157,8 @@ class LockCaller:
         self._lock.acquire()
 
     def wait(self, request: Request, clock: Clock) -> None:
-        """Wait in the caller's thread until the answer is there.
-
-        Raises:
-            DeadlineExceeded: The loop should have reported that the deadline has passed, and has
-                not.
+        """Raises DeadlineExceeded if the loop should have reported that the deadline has passed,
+        and has not.
         """
         most_s = max(0.0, request.deadline - clock()) + GRACE_S
         if self._lock.acquire(timeout=min(most_s, threading.TIMEOUT_MAX)):
@@ -186,7 +167,6 @@ class LockCaller:
             raise DeadlineExceeded(NO_ANSWER)
 
     def answered(self, request: Request) -> None:
-        """Wake the thread."""
         self._lock.release()
 
 
@@ -205,11 +185,8 @@ _LEAST_BYTES: Final = 64  # what a part takes in memory at least, whatever its p
 class Unread:
     """How much waits for a caller, and when its stream pauses and goes on.
 
-    Both ends count for themselves: parts are added in the loop's thread and taken in the caller's,
-    and no count has two writers.
-
-    Attributes:
-        is_paused: Whether the stream is paused; the loop's thread writes it.
+    Parts are added in the loop's thread, which writes `is_paused`, and taken in the caller's; no
+    count has two writers.
     """
 
     __slots__ = ("_added", "_taken", "is_paused")
@@ -232,11 +209,9 @@ class Unread:
         return self.is_paused and self._is_half_read
 
     def take_all(self) -> None:
-        """Count all parts that have come as taken."""
         self._taken = self._added
 
     def go_on(self) -> bool:
-        """Report whether a paused stream goes on now."""
         if not self.is_paused or not self._is_half_read:
             return False
         self.is_paused = False
@@ -244,18 +219,12 @@ class Unread:
 
     @property
     def _is_half_read(self) -> bool:
-        """Whether so little waits that a paused stream can go on."""
         return self._added - self._taken <= PAUSE_BYTES // 2
 
 
 class _PartsReader(Generic[T]):
-    """The parts of one answer, and who reads them.
-
-    Args:
-        driver: Takes the request.
-        request: What is asked; its answer comes in parts if the model gives it so.
-        handle: Of the service, which would end with it; kept until the block ends.
-        news: Wakes the caller.
+    """The parts of one answer, which a driver takes, and `news`, which wakes who reads them. The
+    handle of the service is kept until the block ends, as the service would end with it.
     """
 
     def __init__(self, driver: Driver, request: Request, handle: object, news: TaskCaller | threading.Event) -> None:
@@ -270,11 +239,7 @@ class _PartsReader(Generic[T]):
         self._is_cut = False  # the block was left before all parts were taken
 
     def whole(self, parts: list[Any]) -> Any:
-        """Return the whole answer, once all parts have been taken.
-
-        Args:
-            parts: All of them.
-        """
+        """Return the whole answer, once all `parts` have been taken."""
         stream = self._request.stream
         if stream is None or stream.is_collected:
             return parts[0]
@@ -298,14 +263,7 @@ class _PartsReader(Generic[T]):
         self._handle = None  # which a circle of this and its request would keep
 
     def _is_at_end(self, enter_first: str) -> bool:
-        """Report whether no part comes any more.
-
-        Args:
-            enter_first: The error of a caller who is in no block.
-
-        Raises:
-            RuntimeError: The caller is in no block, or has left it.
-        """
+        """Report whether no part comes any more. Raises RuntimeError outside the block."""
         if not self._has_entered:
             raise RuntimeError(enter_first)
         if self._is_cut:
@@ -313,14 +271,12 @@ class _PartsReader(Generic[T]):
         return self._has_ended and not self._parts  # the end is written after the last part
 
     def _take(self) -> Any:
-        """Take the next part, which is there."""
         payload = self._parts.popleft()
         if self._unread.take(size_of(payload)):
             self._post(self._go_on)
         return load_part(self._request, payload)
 
     def _post(self, work: Callable[[], object]) -> None:
-        """Have something done in the loop's thread."""
         raise NotImplementedError
 
     # -- in the loop's thread
@@ -341,7 +297,6 @@ class _PartsReader(Generic[T]):
         self._wake()
 
     def _go_on(self) -> None:
-        """Let the stream go on if the caller has read enough."""
         if self._unread.go_on():
             self._driver.pause(self._request, False)
 

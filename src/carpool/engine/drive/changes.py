@@ -1,10 +1,9 @@
 """Changes of a running service: other numbers of workers, and new workers in place of old ones.
 
 In each of them newcomers are there, loaded, warmed up and checked by their examples, before an old
-worker goes. If one of them fails, all of them go again, and the old workers stay. There is one
-change at a time that the user asks for. A service also changes something by itself, where a stage
-asks for it: it replaces worn workers, and adds and takes away some as the load rises and falls. It
-looks once a second, and does nothing while the user changes something.
+worker goes. If one of them fails, all of them go again, and the old workers stay. The user asks for
+one change at a time. Once a second, unless that is under way, a service replaces worn workers, and
+adds and takes away some as the load rises and falls.
 """
 
 from __future__ import annotations
@@ -36,20 +35,14 @@ _END_S = 5.0  # for newcomers that are killed
 
 
 class _Successor(NamedTuple):
-    """A newcomer and the place of the worker that it replaces."""
-
     pool: WorkerPool
     old: int
     new: Newcomer
 
 
 class CoreShares:
-    """How worker processes share the cores, as some are added.
-
-    Args:
-        workers: How many worker processes each stage has.
-        variables_of: Returns the variables of each worker of a stage, by the position of the stage
-            and the number of workers in all stages.
+    """How worker processes share the cores; `variables_of` returns the variables of each worker of
+    a stage, by its position and the number of workers in all stages.
     """
 
     def __init__(
@@ -59,7 +52,6 @@ class CoreShares:
         self._variables_of = variables_of
 
     def scaled(self, stage: int, workers: int) -> list[tuple[int, tuple[Mapping[str, str], ...]]]:
-        """Note that a stage gets another number of workers; return each stage's new variables."""
         if not self._workers[stage]:
             return []
         before, self._workers[stage] = sum(self._workers), workers
@@ -70,12 +62,8 @@ class CoreShares:
 
 
 class Changes:
-    """Changes one running service, on its loop.
-
-    Args:
-        driver: The service's.
-        pools: The service's, one per stage.
-        shares: How its worker processes share the cores; None if it has none on this machine.
+    """Changes one running service, on its loop. `pools` has one for each stage; `shares` is None if
+    no worker process is on this machine.
     """
 
     def __init__(self, driver: Driver, pools: Sequence[WorkerPool], shares: CoreShares | None = None) -> None:
@@ -86,16 +74,15 @@ class Changes:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a change is under way."""
         return self._lock.locked()
 
     async def scale(self, stage: int, workers: int, grace_s: float = GRACE_S) -> None:
         """Have another number of workers in a stage.
 
-        It returns when those that were added are ready, or those that were to go have gone, or
-        `grace_s` later at the latest, if some still finish what they have. Where workers are added,
-        those that were there are replaced, one at a time, if they have more than their share of the
-        cores (`worker/place.py`): a process cannot be given fewer threads.
+        It returns when those that were added are ready, or those that were to go have gone, at the
+        latest after `grace_s`. Where workers are added, old ones with more than their share of the
+        cores (`worker/place.py`) are replaced, one at a time: a process cannot be given fewer
+        threads.
 
         Raises:
             StartupError: A new worker could not load; then none was added.
@@ -126,34 +113,25 @@ class Changes:
                 await self._let_go(pool, pool.roster.least_useful(-more), grace_s)
 
     def _share_cores(self, stage: int, workers: int) -> list[WorkerPool]:
-        """Have workers that are started from now on get their share of the cores.
-
-        Returns:
-            The stages whose workers get another share.
+        """Have workers that are started from now on get their share of the cores; return the stages
+        whose workers get another share.
         """
         scaled = [] if self._shares is None else self._shares.scaled(stage, workers)
         return [self._pools[each] for each, variables in scaled if self._pools[each].set_variables(variables)]
 
     async def add_one(self, stage: int) -> None:
-        """Add a worker to a stage, beside other changes.
-
-        Raises:
-            StartupError: It could not load.
-        """
+        """Add a worker to a stage, beside other changes. Raises StartupError."""
         pool = self._pools[stage]
         (place,) = await self._hired(pool, [None])
         pool.turnover.admit(place)
 
     async def take_away(self, stage: int, workers: int) -> None:
-        """Have some workers of a stage finish what they have, and end, beside other changes."""
         pool = self._pools[stage]
         await self._let_go(pool, pool.roster.least_useful(workers), GRACE_S)
 
     async def recycle(self, stage: int, place: int) -> int | None:
-        """Replace one worker, beside other changes; it goes when its successor is ready.
-
-        Returns:
-            The process of the successor; None if another change was faster.
+        """Replace one worker, beside other changes; it goes when its successor is ready. Return the
+        successor's process; None if another change was faster.
 
         Raises:
             StartupError: The successor could not load; the old worker stays.
@@ -171,8 +149,8 @@ class Changes:
         """Replace all workers by new ones, which load the model anew.
 
         Args:
-            rolling: Whether workers are replaced one at a time, each old one going before its
-                successor is started, because there is no memory for both.
+            rolling: Whether each old one goes before its successor is started, because there is no
+                memory for both.
             grace_s: How long streams may go on in old workers, and requests behind the first stage.
 
         Raises:
@@ -201,7 +179,8 @@ class Changes:
                 for pool in self._pools:
                     pool.roster.is_renewed = False
                 self._driver.start_workers()
-            await self._let_all_go(successors, grace_s)
+            for pool in self._pools:
+                await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
     # -- newcomers
 
@@ -218,7 +197,6 @@ class Changes:
         return places
 
     async def _successors(self) -> list[_Successor]:
-        """Return a newcomer for each worker of all stages, once they are ready."""
         successors = [
             _Successor(pool, old, pool.turnover.add(pool.roster.places[old].index))
             for pool in self._pools
@@ -241,8 +219,8 @@ class Changes:
         """Have the new workers take all batches from now on, and the old ones no more.
 
         With several stages a request must not pass old ones and new ones. So the first one starts
-        nothing until no request is behind its queue, which then waits there; in a graph that is no
-        line, nothing leaves the doors until no request is inside.
+        nothing until no request is behind its queue; in a graph that is no line, nothing leaves the
+        doors until no request is inside.
         """
         if len(self._pools) == 1 and self._driver.core.flow.is_line:
             self._switch(successors)
@@ -261,7 +239,6 @@ class Changes:
             driver.hold(False)
 
     def _switch(self, successors: Sequence[_Successor]) -> None:
-        """Admit all newcomers and retire all others, in one turn of the loop."""
         self._refuse_if_over()
         _check_ready(each.pool.turnover.is_ready(each.new.place) for each in successors)
         for each in successors:
@@ -270,7 +247,6 @@ class Changes:
             each.pool.turnover.retire(each.old)
 
     async def _replace_in_place(self, pool: WorkerPool, place: int, grace_s: float) -> None:
-        """Have a worker go, and then start its successor."""
         index = pool.roster.places[place].index
         await self._let_go(pool, [place], grace_s)
         try:
@@ -285,15 +261,9 @@ class Changes:
     # -- workers that go
 
     async def _let_go(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
-        """Retire workers, and wait until they have gone."""
         for place in places:
             pool.turnover.retire(place)
         await self._see_off(pool, places, grace_s)
-
-    async def _let_all_go(self, successors: Sequence[_Successor], grace_s: float) -> None:
-        """Wait until all workers that were replaced have gone."""
-        for pool in self._pools:
-            await self._see_off(pool, [each.old for each in successors if each.pool is pool], grace_s)
 
     async def _see_off(self, pool: WorkerPool, places: Collection[int], grace_s: float) -> None:
         """Wait until workers have gone; have streams move that can, and after `grace_s` all."""
@@ -306,19 +276,16 @@ class Changes:
                 pool.turnover.move_out(place)
 
     def _refuse_if_over(self) -> None:
-        """Raise Unavailable if the service has failed or is stopping."""
         if self._driver.has_failed:
             raise Unavailable("the service has failed: start it anew", code="stage_failed")
         if self._driver.core.flow.closed_because is not None:
             raise Unavailable("the service is stopping", code="draining")
 
     def _about(self, pool: WorkerPool) -> dict[str, str]:
-        """Return the fields of a log line about a stage."""
         return {"model": self._driver.stats.name, "stage": pool.name}
 
 
 async def _take_back(pool: WorkerPool, places: Sequence[int]) -> None:
-    """End newcomers that are not wanted any more, and wait until they have gone."""
     for place in places:
         pool.turnover.take_back(place)
     if not pool.roster.stopping:  # whoever stops it waits for their ends
@@ -332,7 +299,6 @@ def _check_ready(are_ready: Iterable[bool]) -> None:
 
 
 async def _all_ready(newcomers: Sequence[Newcomer]) -> None:
-    """Wait until all newcomers are ready. Raises StartupError as soon as one has died."""
     await asyncio.gather(*[asyncio.shield(newcomer.ready) for newcomer in newcomers])
 
 
@@ -342,13 +308,8 @@ _LONGEST_PAUSE_S = 60.0
 
 
 class StageUpkeep:
-    """Looks after the workers of one stage.
-
-    Args:
-        pool: The stage's.
-        driver: The service's.
-        changes: Replaces workers.
-        recycling: Says which worker is worn; None if none ever is.
+    """Looks after the workers of one stage: `recycling` says which one is worn, None if none ever
+    is.
 
     Attributes:
         scaler: Says how many workers there should be; None if their number is fixed.
@@ -359,6 +320,7 @@ class StageUpkeep:
         self._pool = pool
         self._driver = driver
         self._changes = changes
+        self._about = {"model": driver.stats.name, "stage": pool.name}
         self._recycling = recycling
         self._batcher = driver.core.crews[pool.stage]
         self._is_single = isinstance(self._batcher.lobby.policy, OneByOne)
@@ -372,7 +334,6 @@ class StageUpkeep:
             pool.count_calls = self._count_calls
 
     def scale_between(self, least: int, most: int) -> None:
-        """Have the number of workers follow the load from now on."""
         slo_s = self._driver.core.flow.slo_s
         batcher = cast(Batcher, self._batcher)  # the number of workers of a stage of steps is fixed
         batcher.learn_costs()
@@ -380,15 +341,12 @@ class StageUpkeep:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to look after."""
         return self.scaler is not None or self._recycling is not None
 
     def keep_fixed(self) -> None:
-        """Leave the number of workers as it is from now on."""
         self.scaler = None
 
     def look(self, now: float) -> None:
-        """Do what is due."""
         if self._changes.is_changing or self._driver.has_failed or self._pool.roster.stopping:
             return
         if self.scaler is not None:
@@ -397,7 +355,6 @@ class StageUpkeep:
             self._recycle(now, self._recycling)
 
     def stop(self) -> None:
-        """Do nothing more."""
         for task in (self._going, self._replacing, *self._coming):
             if task is not None:
                 task.cancel()
@@ -409,16 +366,14 @@ class StageUpkeep:
     # -- how many
 
     def _scale(self, now: float, scaler: Scaler) -> None:
-        """Have workers added or taken away as the load asks for it."""
         have = len(self._pool.roster.established) + len(self._coming)
         wait_s = self._batcher.predicted_wait_s(now, self._batcher.queue.size)
         offered, unit = self._driver.core.offered(self._pool.stage), self._batcher.times.unit
         wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return
-        about = {"model": self._driver.stats.name, "stage": self._pool.name}
         text = "stage %s: %.0f requests/s need %.1f workers; there are %d, and %d are wanted"
-        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=about)
+        logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=self._about)
         if wanted < have:
             self._going = self._begin(self._changes.take_away(self._pool.stage, have - wanted))
             return
@@ -429,7 +384,6 @@ class StageUpkeep:
 
     @property
     def _is_busy_scaling(self) -> bool:
-        """Whether workers are being added, or taken away."""
         return bool(self._coming) or (self._going is not None and not self._going.done())
 
     async def _add_one(self) -> None:
@@ -441,8 +395,7 @@ class StageUpkeep:
                 return
             self._resume_at = now + self._pause_s
             text = "stage %s: a worker could not be added, and none is for %.0f s: %s"
-            about = {"model": self._driver.stats.name, "stage": self._pool.name}
-            logger.error(text, self._pool.name, self._pause_s, error, extra=about)
+            logger.error(text, self._pool.name, self._pause_s, error, extra=self._about)
             self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s)
         else:
             self._pause_s = _FIRST_PAUSE_S
@@ -450,7 +403,6 @@ class StageUpkeep:
     # -- which are worn
 
     def _recycle(self, now: float, recycling: Recycling) -> None:
-        """Have a worn worker replaced, unless one is being replaced already."""
         places = self._pool.roster.places
         ready = [place for place in self._pool.roster.established if places[place].state == PlaceState.READY]
         recycling.are_there(now, {place: places[place].order for place in ready})
@@ -463,7 +415,7 @@ class StageUpkeep:
         if worn is None:
             return
         name = self._driver.stats.stages[self._pool.stage].worker_name(worn.place)
-        about = {"model": self._driver.stats.name, "stage": self._pool.name, "worker": name}
+        about = {**self._about, "worker": name}
         logger.info("worker %s is to be replaced: %s", name, worn.why, extra=about)
         self._replacing = self._begin(self._replace(worn.place, recycling, about))
 
@@ -495,25 +447,17 @@ class StageUpkeep:
 
 
 class Upkeep:
-    """Looks after the workers of all stages of a service, once a second.
-
-    Args:
-        driver: The service's.
-        stages: Those of its stages, first to last.
-    """
-
     def __init__(self, driver: Driver, stages: Sequence[StageUpkeep]) -> None:
         self._driver = driver
         self.stages = stages
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look now, and once a second from now on, unless there is nothing to look after."""
+        """Look now and once a second, unless there is nothing to look after."""
         if self._timer is None and any(stage.is_needed for stage in self.stages):
             self._look()
 
     def stop(self) -> None:
-        """Look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -538,7 +482,6 @@ def _resident_mb(pid: int) -> float:
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:
-    """Log what a task has raised that nothing waits for."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         logger.error("workers could not be looked after: %s", text_of(error), exc_info=error)

@@ -1,5 +1,6 @@
 """Failures and refusals in drivers: the outcome of a batch of a batch function, with the exceptions
-that its callers get, smaller batches where memory ran out, and the log about refused requests.
+that its callers get, smaller batches where memory ran out, and the log about refused requests,
+which has a few lines for all.
 
 An exception that several callers share goes to the first as it is and to the others as copies,
 since each raise adds to its traceback. Some exceptions have a meaning for the code that calls,
@@ -10,8 +11,6 @@ awaits or iterates, and would mislead it here:
   cause, as in generators (PEP 479).
 * GeneratorExit and CancelledError mean "you are being ended", which the caller is not. They become
   a ModelError.
-
-The log has not one line for each refused or late request, but a few for all.
 """
 
 from __future__ import annotations
@@ -35,15 +34,13 @@ from carpool.errors import ModelError
 
 
 class BatchOutcome(msgspec.Struct):
-    """What one batch of a batch function has come to.
-
-    It is a struct because that is made as fast as a tuple, without a call of Python code.
+    """What one batch of a batch function has come to. A struct is made as fast as a tuple.
 
     Attributes:
-        results: One for each item; what stands where there is an error does not matter.
-        errors: By position in the batch, why an item failed; None if none did.
+        results: One for each item; any value where there is an error.
+        errors: By position in the batch; None if no item failed.
         trouble: What happened besides, such as calls that ran out of memory.
-        busy_s: Seconds that the call took; in threads 0 if the whole batch failed.
+        busy_s: Seconds of the call; in threads 0 if the whole batch failed.
     """
 
     results: Sequence[object]
@@ -53,7 +50,6 @@ class BatchOutcome(msgspec.Struct):
 
 
 def as_outcome(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
-    """Return the outcome of a call, with the errors apart from the results."""
     if none_failed(results):
         return BatchOutcome(results, None, trouble)
     failed = {i: value.error for i, value in enumerate(results) if type(value) is Failed}
@@ -61,12 +57,10 @@ def as_outcome(results: list[Any], trouble: Sequence[Trouble]) -> BatchOutcome:
 
 
 def for_all(error: BaseException, n: int) -> BatchOutcome:
-    """Return the outcome of a batch of `n` items that has failed as a whole."""
     return BatchOutcome([None] * n, _each_its_own(dict.fromkeys(range(n), error)))
 
 
 def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
-    """Return what can be raised to each caller, by its position in the batch."""
     own: dict[int, Exception] = {}
     given: dict[int, Exception] = {}
     for i, error in errors.items():
@@ -79,7 +73,6 @@ def _each_its_own(errors: dict[int, BaseException]) -> dict[int, Exception]:
 
 
 def _to_be_raised(error: BaseException) -> Exception:
-    """Return the exception, or one with it as its cause that can be raised in a caller."""
     kind = type(error).__name__
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
@@ -120,16 +113,6 @@ def learn(
 ) -> None:
     """Learn from calls for parts of a batch that ran out of memory how much one call can hold.
 
-    The log says so if batches are smaller from now on.
-
-    Args:
-        name: Of the stage or the function, for the log.
-        batcher: The stage's.
-        place: The position of the worker whose batch it is.
-        batch_id: The batch, which has not been answered yet.
-        trouble: What happened to it.
-        about: Further fields of the line in the log.
-
     Raises:
         ValueError: The trouble is about a batch or items that the worker does not have.
     """
@@ -148,12 +131,7 @@ def learn(
 
 
 def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
-    """Learn the same from a worker's warm-up, in which every example counts for one.
-
-    Args:
-        batcher: The stage's.
-        trouble: What happened during the warm-up.
-    """
+    """Learn the same from a worker's warm-up, in which every example counts for one."""
     for each in trouble:
         if each.ran_out and not batcher.limits_padded:  # else the lengths matter, which it does not say
             tried = min(map(len, each.ran_out))
@@ -161,17 +139,8 @@ def learn_from_warm_up(batcher: Batcher, trouble: Sequence[Trouble]) -> None:
 
 
 class RefusalLog:
-    """Logs what `Refusals` have counted, as soon as it is due.
-
-    Args:
-        refusals: What has been counted.
-        who: Who has refused: the server, or a service by its name.
-        about: What else is said of each line.
-        clock: Monotonic seconds.
-        loop: The one that the service runs on.
-
-    Attributes:
-        has_stopped: Whether the service has: then nothing more is logged.
+    """Logs what `Refusals` have counted, as soon as it is due and until the service has stopped;
+    `who` has refused, the server or a service, and `about` is what else is said of each line.
     """
 
     def __init__(
@@ -191,14 +160,12 @@ class RefusalLog:
         self.has_stopped = False
 
     def log_due(self) -> None:
-        """Log the messages that are due, and set a timer for the others."""
         self._log()
         wake_at = self._refusals.wake_at
         if wake_at < inf and not self.has_stopped and not self._loop.is_closed():
             self._timer = self._loop.call_later(max(0.0, wake_at - self._clock()), self.log_due)
 
     def log_all(self) -> None:
-        """Log all that has been counted, also what is not due yet."""
         self._log(everything=True)
 
     def _log(self, *, everything: bool = False) -> None:

@@ -1,14 +1,12 @@
 """This side of a connection to a worker: frames go out and come in as the loop finds it ready.
 
-There are two state machines here:
+Two state machines:
 
-1. What is known of the frame that was sent last (`_LastFrame`). Each `send` decides between WHOLE
-   and IN_PIECES; a socket that turns out to be broken makes it UNREAD.
+1. The frame that was sent last (`_LastFrame`): WHOLE or IN_PIECES; UNREAD once the socket turns out
+   to be broken.
 2. The sending side. Either the kernel has taken all frames (`_unsent` is empty), or the rest waits
    until the socket is writable (`_is_watching_writable`), and later frames wait behind it. A large
    frame may wait for the worker to begin to answer (`_behind_reply`), and later ones behind that.
-
-Once the connection has ended (`is_open`), nothing is sent or received any more.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ OnEnd = Callable[[str, Exception | None], None]
 
 
 class _LastFrame(enum.Enum):
-    """What is known of the frame that was sent last."""
-
     IN_PIECES = enum.auto()
     """Part of it went later, so whether the worker has begun to read it is not known."""
 
@@ -53,15 +49,12 @@ class FrameSocket:
     """One connection to a worker, which belongs to the running loop.
 
     Args:
-        sock: A connected stream socket that does not block.
         on_frame: Called with each frame that comes. It raises FrameError if the frame must not
             come.
         on_end: Called once, when the connection has ended by itself or by `close`.
 
     Attributes:
-        sock: The socket.
         is_open: Whether frames are sent and received.
-        on_frame: Called with each frame that comes.
     """
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[Frame], None], on_end: OnEnd) -> None:
@@ -122,7 +115,7 @@ class FrameSocket:
         """Write a large frame once a worker on a network, which is busy, begins to answer.
 
         Before that it would not be read, and a socket whose window stays closed looks as if the
-        machine had fallen silent. What is sent after it waits behind it.
+        machine had fallen silent.
         """
         if self._is_local or self._reader.opening == FrameKind.REPLY:
             self.send(frame)
@@ -130,7 +123,6 @@ class FrameSocket:
             self._behind_reply += encode(frame)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         if self.is_open:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
@@ -149,12 +141,8 @@ class FrameSocket:
     # -- lending
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
-        """Lend the socket to another thread, and have the loop not watch it until `take_back`.
-
-        The worker must have answered all it was sent.
-
-        Args:
-            recall: Called by `recall_loan`; it must call `take_back`.
+        """Lend the socket to another thread, and have the loop not watch it until `take_back`,
+        which `recall` must call. The worker must have answered all it was sent.
 
         Returns:
             The socket; None if it cannot be lent.
@@ -168,16 +156,11 @@ class FrameSocket:
         return self.sock
 
     def recall_loan(self) -> None:
-        """Have the socket given back, if it is lent."""
         if self._recall is not None:
             self._recall()
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again.
-
-        Args:
-            unread: What was read from it meanwhile, and is still to be handled.
-        """
+        """Take the lent socket back, and read from it again, behind what was read meanwhile."""
         self._recall = None
         if not self.is_open or self._loop.is_closed():
             return
@@ -189,7 +172,6 @@ class FrameSocket:
     # -- hearing
 
     def read(self) -> bool:
-        """Read once, and report whether something came."""
         if not self.is_open:
             return False
         try:
@@ -221,17 +203,13 @@ class FrameSocket:
     def catch_up(self) -> bool:
         """Read what has come already, and report whether there was anything.
 
-        While frames are being delivered the answer is yes, and nothing is read: later frames must
-        not be handled before these.
+        While frames are being delivered it is True, and nothing is read.
         """
         return self._is_delivering or self.read()
 
     def close(self, why: str, error: Exception | None = None) -> None:
-        """End the connection and call `on_end`, unless that has been done.
-
-        Args:
-            why: What has happened, for the log.
-            error: The exception; None if it ended in good order.
+        """End the connection and call `on_end`, unless that has been done; without an error it has
+        ended in good order.
         """
         if self.is_open:
             on_end = self._on_end
@@ -239,7 +217,6 @@ class FrameSocket:
             on_end(why, error)
 
     def abandon(self) -> None:
-        """End the connection without a call; the loop may have ended."""
         if not self.is_open:
             return
         self.is_open = False
@@ -254,11 +231,9 @@ class FrameSocket:
     # -- inside
 
     def _has_begun_to_answer(self, frames: list[Frame]) -> bool:
-        """Report whether a reply is among the frames that have just come, or is on its way."""
         return self._reader.opening == FrameKind.REPLY or any(frame.kind == FrameKind.REPLY for frame in frames)
 
     def _write(self, buffers: list[Buffer]) -> None:
-        """Send a frame in as many pieces as it takes, behind those that wait."""
         if self._last_frame is not _LastFrame.UNREAD:
             self._last_frame = _LastFrame.IN_PIECES
         is_waiting = bool(self._unsent)
@@ -267,7 +242,6 @@ class FrameSocket:
             self._writable()
 
     def _writable(self) -> None:
-        """Send what waits, as far as the socket takes it."""
         unsent = self._unsent
         try:
             while unsent:

@@ -1,12 +1,11 @@
 """Workers that come by themselves: the gate, which is the address at which they connect, and the
 connections of those that were admitted.
 
-A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Nothing
-else is read from strangers, and nothing is sent to them. Each has a few seconds, and only so many
-are let in at a time (`Strangers`); the others wait in the kernel's queue. So strangers can hold
-a worker up, but not keep it out.
+A connection is a stranger until it has shown that it knows the token (`wire/handshake.py`). Each
+has a few seconds, and only so many are let in at a time (`Strangers`), so strangers can hold a
+worker up, but not keep it out.
 
-A worker that was admitted is a connection, and no process of ours. It is lost when that ends:
+A worker that was admitted is lost when its connection ends:
 
     end of file            its process has ended, or has left in good order
     reset                  the same, with something unread in its socket: if the frame that was sent
@@ -14,16 +13,15 @@ A worker that was admitted is a connection, and no process of ours. It is lost w
     nothing acknowledged   its machine is silent, or the way there is (`fell_silent`)
     closed by us           it hangs, has broken the protocol, or the service ends
 
-A worker that is given up ends by itself: it watches its end of the connection (`worker/remote.py`).
+A worker that is given up ends by itself (`worker/remote.py`).
 
 Three things differ on a network. A machine may fall silent, which the kernel reports
 (`TCP_USER_TIMEOUT`, keepalive): its requests wait again as if untaken, and only a second silence
-with the same request counts against it (`WorkerPool._is_first_silence`). A reset may come from a
-machine that was started again, so where a request must not run twice, its frame counts as read. A
-window that stays closed is a silence for the kernel, so a large batch goes ahead only when the
-worker begins to answer the one before it (`FrameSocket.send_behind_reply`). Deadlines are by the
-coordinator's monotonic clock: each batch carries its time, and the worker keeps the least
-difference to its own clock.
+with the same request counts against it. A reset may come from a machine that was started again, so
+where a request must not run twice, its frame counts as read. A window that stays closed is a
+silence for the kernel, so a large batch goes ahead only when the worker begins to answer the one
+before it (`FrameSocket.send_behind_reply`). Deadlines are by the coordinator's monotonic clock:
+each batch carries its time, and the worker keeps the least difference to its own clock.
 """
 
 from __future__ import annotations
@@ -52,15 +50,11 @@ T = TypeVar("T")
 
 
 class Strangers(Generic[T]):
-    """Connections that may be proving themselves, to join or to speak TLS.
+    """Connections that may be proving themselves, to join or to speak TLS: `most` at a time.
 
-    Each has some time for sure. Once that is over, it makes room for one that comes later, if there
-    are as many as there may be. The one that goes is the oldest of the source that has most, so
-    a source that keeps many connections open pushes out its own, and neither keeps others out.
-
-    Args:
-        most: How many there may be.
-        sure_s: For how long each may stay, however many come.
+    Each has `sure_s` for sure. After that it makes room for one that comes later, if there are as
+    many as there may be. The one that goes is the oldest of the source that has most, so a source
+    pushes out its own.
     """
 
     def __init__(self, most: int, sure_s: float) -> None:
@@ -79,7 +73,6 @@ class Strangers(Generic[T]):
         return max(0.0, self._came[self._next_to_go()][1] + self._sure_s - now)
 
     def enter(self, stranger: T, source: str, now: float) -> T | None:
-        """Let one in, and return the one that has to go for it."""
         going = self._next_to_go() if len(self._came) >= self._most else None
         if going is not None:
             self.leave(going)
@@ -88,7 +81,6 @@ class Strangers(Generic[T]):
         return going
 
     def leave(self, stranger: T) -> None:
-        """Take note that one has proven itself, or has gone."""
         source, _ = self._came.pop(stranger, ("", 0.0))
         others = self._of_source.get(source, {})
         others.pop(stranger, None)
@@ -118,12 +110,8 @@ _LOG_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What becomes of a worker that proves that it knows a token.
-
-    Attributes:
-        token: The token.
-        refusal: Returns why the worker cannot be admitted; empty if it can.
-        admit: Called with the connection of a worker that has been admitted, and what it has said.
+    """What becomes of a worker that proves that it knows a token: `refusal` returns why it cannot
+    be admitted, empty if it can, and `admit` gets the connection and what it has said.
     """
 
     token: bytes
@@ -137,7 +125,6 @@ class Gate:
     Args:
         tls: The files for TLS; None for plain connections.
         silence_s: For how long a worker's machine may be silent.
-        model: The name of the service, for the log.
 
     Attributes:
         invitations: By ticket, what becomes of a worker that comes with it.
@@ -161,11 +148,7 @@ class Gate:
         self._logged_at = 0.0
 
     def listen(self, address: JoinAddress) -> JoinAddress:
-        """Listen at an address, and return it with the port that was taken.
-
-        Raises:
-            OSError: It is in use, or cannot be listened on.
-        """
+        """Listen at an address, and return it with the port that was taken. Raises OSError."""
         sock = _bound(address)
         self._listening.append(sock)
         if address.path:
@@ -175,13 +158,11 @@ class Gate:
         return address if address.path else address._replace(port=sock.getsockname()[1])
 
     def close(self) -> None:
-        """Listen no more, and close the connections of strangers."""
         for task in self._greeting:
             task.cancel()
         self.abandon()
 
     def abandon(self) -> None:
-        """Listen no more, without the loop, which ends or has ended."""
         for sock in self._listening:
             if not self._loop.is_closed():
                 self._loop.remove_reader(sock.fileno())
@@ -196,7 +177,6 @@ class Gate:
     # -- inside
 
     def _knocked(self, listening: socket.socket) -> None:
-        """Take the connections that wait, as far as there is room."""
         while (wait_s := self._proving.wait_s(self._loop.time())) == 0.0:
             try:
                 sock, address = listening.accept()
@@ -223,7 +203,6 @@ class Gate:
         self._loop.call_later(_NO_ROOM_S, self._go_on)
 
     def _pause(self) -> None:
-        """Take no more connections for now: they wait in the kernel's queue."""
         self._is_full = True
         for sock in self._listening:
             self._loop.remove_reader(sock.fileno())
@@ -240,7 +219,6 @@ class Gate:
         self._go_on()
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Find out whether a connection is a worker's, and admit it or close it."""
         peer = _peer_of(sock)
         conversation = _Conversation(sock)
         try:
@@ -286,7 +264,6 @@ class Gate:
         logger.warning(text, hello.whereabouts, peer, hello.stage, refusal, extra=self._about)
 
     def _turned_away(self, peer: str, why: str) -> None:
-        """Count a stranger, and log the first one of each minute."""
         self.strangers += 1
         now = self._loop.time()
         if self.strangers == 1 or now - self._logged_at >= _LOG_EVERY_S:
@@ -303,7 +280,6 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
 
     async def encrypt(self, context: ssl.SSLContext) -> None:
-        """Make a TLS connection of it. Raises OSError."""
         self.sock = sock = context.wrap_socket(self.sock, server_side=True, do_handshake_on_connect=False)
         while True:
             try:
@@ -331,7 +307,6 @@ class _Conversation:
         return bytes(data)
 
     async def send(self, data: bytes) -> None:
-        """Write some bytes. Raises OSError."""
         while data:
             try:
                 data = data[self.sock.send(data) :]
@@ -339,7 +314,6 @@ class _Conversation:
                 await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
     async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
-        """Wait until the socket can be read or written."""
         ready: asyncio.Future[None] = self._loop.create_future()
         fd = self.sock.fileno()
         watch(fd, _resolve, ready)
@@ -355,7 +329,6 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 def _bound(address: JoinAddress) -> socket.socket:
-    """Return a socket that listens, and does not block. Raises OSError."""
     if not address.path:
         sock = listen_at(address.host, address.port, _BACKLOG)
         sock.setblocking(False)
@@ -406,21 +379,12 @@ class JoinedWorker:
     Args:
         sock: The connection, which has been admitted.
         hello: What the worker has said of itself.
-        on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when its connection has ended.
-        trusts_resets: Whether a reset means that the worker had not read the last frame. On a
-            network it may also come from a machine that has been started again, so that a batch
-            which must not run twice is better counted as run.
+        trusts_resets: Whether a reset means that the worker had not read the last frame.
 
     Attributes:
-        broke_protocol: Whether it has sent what it must not send.
-        fell_silent: Whether it was lost since nothing came from its machine.
-        send: Sends it a frame.
         send_ahead: Sends it a large frame while it is busy, once it begins to answer; None if
-            `send` may do that at once. On a network what it does not read must fit into its socket:
-            a window that stays closed looks like silence.
-        hello: What the worker has said of itself.
-        where: Where it runs, in words.
+            `send` may do that at once.
     """
 
     pid: int | None = None
@@ -451,55 +415,37 @@ class JoinedWorker:
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch sent last, as the worker has not read it."""
         return self._trusts_resets and self._connection.has_unread_frame
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         self._connection.close_input()
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
         return self._connection.catch_up()
 
     def listen_to(self, on_frame: Callable[[Frame], None]) -> None:
-        """Call another function with what it sends from now on."""
         self._connection.on_frame = on_frame
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Close the sending side of a worker that hangs, and the connection a second later.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
-        """
         self._ended_because = self._ended_because or why
         self.listen_to(on_frame)
         self._connection.close_input()
         self._end_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Close the connection, which ends the worker.
-
-        Args:
-            why: For the log.
-        """
         self._ended_because = self._ended_because or why
         # not at once: whoever asks for it may be going through all workers
         self._loop.call_soon(self._connection.close, "its connection was closed by the service")
 
     def abandon(self) -> None:
-        """Close the connection without the loop, which ends or has ended."""
         self._connection.abandon()
         if not self._loop.is_closed() and not self._ended.done():
             self._ended.set_result(None)
 
     async def ended(self) -> None:
-        """Wait until its connection has ended."""
         await asyncio.shield(self._ended)
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """Report that the worker is lost."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             why = f"it is given up for what it sent: {error}"

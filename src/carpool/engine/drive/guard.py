@@ -25,11 +25,7 @@ _LOOK_EVERY_S = 0.002
 
 
 class Guard:
-    """This process's side of the guard; it belongs to the running loop.
-
-    Args:
-        model: The name of the service, for the log.
-    """
+    """This process's side of the guard; it belongs to the running loop."""
 
     def __init__(self, model: str = "") -> None:
         self._about = {"model": model} if model else {}
@@ -43,7 +39,6 @@ class Guard:
 
     @property
     def pid(self) -> int | None:
-        """The id of its process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -65,17 +60,14 @@ class Guard:
             self._send(b"+%d\n" % group)
 
     def add(self, group: int) -> None:
-        """Guard a new worker, which is in a process group of its own."""
         self._groups.add(group)
         self._send(b"+%d\n" % group)
 
     def remove(self, group: int) -> None:
-        """Guard a worker no more: its group has been killed, and it is reaped after this."""
         self._groups.discard(group)
         self._send(b"-%d\n" % group)
 
     async def close(self) -> None:
-        """End it without its killing anything."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -95,19 +87,12 @@ class Guard:
                 process.wait()
 
     def abandon(self) -> None:
-        """End it and let go of it without the loop, which ends or has ended."""
-        process, self._process = self._process, None
-        self._closed = True
+        process, self._closed = self._process, True
         if process is None:
             return
         with contextlib.suppress(OSError):
             os.write(self._pipe, b"quit\n")
-        os.close(self._pipe)
-        if self._pidfd >= 0:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._let_go()
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -131,7 +116,6 @@ class Guard:
             self._died()
 
     def _died(self) -> None:
-        """Replace a guard that is dead, or of no use any more."""
         process = self._process
         if process is None:
             return
@@ -147,7 +131,8 @@ class Guard:
         self._process = None
         os.close(self._pipe)
         if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
 

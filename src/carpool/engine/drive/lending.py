@@ -3,23 +3,20 @@
 A call of a service from a thread takes four wake-ups: the loop, the worker, the loop and the
 caller. Where calls come one at a time, the loop lends the worker that would be next: it stops
 watching that worker's socket, and a caller's thread writes its request there and reads the answer
-itself. Two wake-ups are left, and no decision: that a lone request would go at once is asked before
-(`Batcher.lend`).
+itself. Two wake-ups are left, and no decision (`Batcher.lend`).
 
-For the core a worker that is lent is away, and all else goes on without it. Once something
-waits that no other worker is free for, or the service closes, `Todo.recall` names it, and the loop
-takes it back (`Lending.recall`). A call under way is then made into what it would have been: a
-request in a batch that the worker has. From there it has its deadline, hang limit, crash and
-cancellation like any other. A call that takes long, or is answered by anything but a plain result,
-has the worker taken back for it, and so has the death of the worker.
+For the core a worker that is lent is away. Once something waits that no other worker is free for,
+or the service closes, `Todo.recall` names it, and the loop takes it back (`Lending.recall`). A call
+under way becomes a batch like any other. The worker is also taken back when it dies, and when a
+call takes long (20 ms) or is answered by anything but a plain result.
 
-Nothing of the core is touched by callers' threads. They leave behind what has become of their
-calls, and the loop makes up the accounts, several calls at a time, and in any case before the
-core learns of what came later.
+Callers' threads do not touch the core. The loop makes up the accounts of their calls, 32 at a time
+(`Core.lone_done`), and in any case before the core learns of what came later;
+`tests/engine/drive/test_lending.py` compares the books with those of the long way.
 
 No lock is held by anybody, since threads may be interrupted at any point, and the loop must not
-wait for them. What caller and loop could both do is a token in a list or a dict, which one of
-them gets:
+wait for them. What caller and loop could both do is a token in a list or a dict, which one of them
+gets:
 
 * `Loan.slot` has room for one call; whoever puts something in first has it, and the loop's recall
   fills it for good;
@@ -33,11 +30,9 @@ Two wake-ups instead of four are 12 µs instead of 28 when nothing else runs, an
 110 µs of processor time. Eight lone calls in a row start a loan. Rejected: a loop that spins (it
 takes a core from the worker and saves one hop of four), and a lock around each turn of the loop
 (Ctrl-C would raise in the midst of the core's state, since signal handlers run in the main thread,
-which is mostly the caller's). The loop books 32 calls at a time (`Core.lone_done`);
-`tests/engine/drive/test_lending.py` compares the books with those of the long way. Ids of lone
-calls begin at 2**62. A call of more than 20 ms is taken over. Only services with one stage in
-processes lend, without `size=` or a journal, on systems with `pidfd` and `eventfd`, and where the
-policy lets lone requests go (`lone_slack_s`).
+which is mostly the caller's). Only services with one stage in processes lend, without `size=` or a
+journal, on systems with `pidfd` and `eventfd`, and where the policy lets lone requests go
+(`lone_slack_s`).
 """
 
 from __future__ import annotations
@@ -93,13 +88,11 @@ class LentCall:
     Attributes:
         request: What is asked; its caller is woken by the loop where that takes the call over.
         id: The id that the worker gets for the request, and for its batch; 0 until then.
-        began: When it was begun.
-        ended: When its answer was there.
-        busy_s: How long the worker spent on it.
-        waited_s: How long the worker had waited before.
-        outbox: The message, as long as nobody has taken it.
+        began: When it was begun; `ended` is when its answer was there.
+        busy_s: How long the worker spent on it; before that it had waited for `waited_s`.
+        outbox: The message, until somebody takes it.
         sent: How many bytes of it were sent; empty until then.
-        turn: How many bytes to receive at most, as long as nobody has begun to.
+        turn: How many bytes to receive at most, until somebody begins to.
         received: What was received, as one piece; empty until then.
     """
 
@@ -123,7 +116,6 @@ class _Bell:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def ring(self) -> None:
-        """Wake it; whoever waits later is woken at once."""
         os.eventfd_write(self.fd, 1)
 
     def __del__(self) -> None:
@@ -139,22 +131,14 @@ class Loan:
     """One worker that is lent, until it is taken back. Callers' threads use `run` only.
 
     Args:
-        worker: The worker.
-        sock: Its socket, which the loop does not watch meanwhile.
         bell: Rung where the loop takes a call over, as it may read the answer before the call's
             thread looks.
         place: Its place in the stage.
         ids: Of its calls.
         longest_s: After how long the loop is to take a call over.
-        post: Has something done on the loop.
-        settle: Makes up the accounts of the calls that are done.
-        recall: Takes the worker back.
-        clock: Monotonic seconds.
+        post: Has something done on the loop, such as `settle` and `recall`.
 
     Attributes:
-        worker: The worker.
-        bell: As given.
-        place: Its place in the stage.
         is_over: Whether it has been taken back; it is set before the slot is looked at.
         slot: The call under way, with the key 0.
         done: Calls that were answered, and have not been accounted for.
@@ -194,13 +178,8 @@ class Loan:
         self._readable = [(sock.fileno(), select.POLLIN)]  # if not, the loan is over or the worker dead
 
     def run(self, request: Request) -> int:
-        """Have a request answered by the worker, if it is free, and report what has come of it.
-
-        Args:
-            request: Has a caller that the loop can wake.
-
-        Returns:
-            `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
+        """Have a request, whose caller the loop can wake, answered by the worker, if it is free;
+        return `NOT_RUN`, `ANSWERED` or `TAKEN_OVER`.
 
         Raises:
             BaseException: The thread was interrupted; the loop takes the call over.
@@ -225,7 +204,6 @@ class Loan:
         return ANSWERED
 
     def _has_sent(self, call: LentCall) -> bool:
-        """Send the request, unless the worker is being taken back or its socket takes nothing."""
         call.id = self._next_id()
         message = _message(call.request, call.id)
         if self.is_over:
@@ -243,7 +221,6 @@ class Loan:
         return True
 
     def _is_answered(self, call: LentCall) -> bool:
-        """Wait for the answer; return False if the loop is to see to it, or does already."""
         if self._poll.poll(self._longest_ms) != self._readable or os.getpid() != self._process:
             return False
         try:
@@ -261,21 +238,14 @@ class Loan:
 
 
 def _message(request: Request, id: int) -> bytes:
-    """Return the frame of a batch with this request alone, whose ids are the same."""
     formats, accepts = bytes((request.format,)), bytes((request.accept,))
     items = [request.item]
     return b"".join(encode(Frame(FrameKind.BATCH, id, (id,), formats, accepts, (request.deadline,), items)))  # type: ignore[arg-type]
 
 
 class Lending:
-    """Lends the worker of a service with one stage to callers' threads, and takes it back.
-
-    All methods are called on the loop.
-
-    Args:
-        driver: The service's; its `loan` is what callers find.
-        pool: The workers of its only stage.
-        post: Has something done on the loop.
+    """Lends the worker of a service with one stage to callers' threads, and takes it back, on the
+    loop. The driver's `loan` is what callers find.
     """
 
     def __init__(self, driver: Driver, pool: BatchPool, post: Post) -> None:
@@ -289,7 +259,6 @@ class Lending:
         self._in_a_row = 0  # calls that have been alone
 
     def polled(self, todo: Todo) -> None:
-        """Take note of what the driver has just done, and lend the worker if that is worth it."""
         n = len(todo.answer)
         if not n or self._driver.loan is not None:
             return
@@ -338,7 +307,6 @@ class Lending:
 
     @property
     def _is_slow(self) -> bool:
-        """Whether calls take so long that the loop is likely to take them over."""
         return self._batcher.times.usual_s > _SHARE * self._longest_s
 
     def settle(self) -> None:
@@ -378,7 +346,6 @@ class Lending:
         driver.took_back(batch)
 
     def _account_for(self, place: int, calls: Sequence[LentCall]) -> None:
-        """Make up for all that was left out for calls that are done, as of the time of each."""
         core, stats = self._core, self._driver.stats
         stage = stats.stages[0]
         for call in calls:

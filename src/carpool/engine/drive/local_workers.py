@@ -37,14 +37,8 @@ _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a succ
 
 
 class _LocalWorker:
-    """What threads and tasks have in common; see `Worker` in worker.py.
-
-    Args:
-        launch: How to start it.
-        index: Which worker of the stage it is for the user.
-        on_frame: Called with each frame that it sends.
-        on_lost: Called once, with the cause, when it has ended or is given up.
-        sink: Where its stack is printed if it hangs.
+    """What threads and tasks have in common; see `Worker`. The arguments are those of
+    `WorkerProcess`; the sink gets its stack if it hangs.
     """
 
     pid: int | None = None
@@ -74,23 +68,18 @@ class _LocalWorker:
         self._start()
 
     def _start(self) -> None:
-        """Start the thread or the task."""
         raise NotImplementedError
 
     def _stack(self) -> str:
-        """Return the stack of its present call, as text."""
         raise NotImplementedError
 
     async def ended(self) -> None:
-        """Wait until it is gone."""
         await asyncio.shield(self._gone)
 
     def catch_up(self) -> bool:
-        """Report that there is nothing: what it has sent has been read already."""
         return False
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Print where it hangs, and leave it to itself."""
         self._on_frame = on_frame
         name = f"{self._setup.stage}/{self._setup.place}"
         for line in self._stack().splitlines():
@@ -98,15 +87,11 @@ class _LocalWorker:
         self.kill(why)
 
     def abandon(self) -> None:
-        """Let go of it without the loop, which ends or has ended.
-
-        A task ends with the loop, a thread once its present call returns.
-        """
+        """A task ends with the loop, a thread once its present call returns."""
         if not self._loop.is_closed() and not self._gone.done():
             self._gone.set_result(None)
 
     def kill(self, why: str = "") -> None:
-        """Have nothing more to do with it."""
         self._loop.call_soon(self._end, why or "it was given up")
 
     def _hand_over(self, frame: Frame) -> None:
@@ -125,8 +110,6 @@ class _LocalWorker:
 
 
 class ThreadWorker(_LocalWorker):
-    """A thread with a model of its own."""
-
     def _start(self) -> None:
         self._inbox: SimpleQueue[Frame | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._live, name=self._name, daemon=True)
@@ -140,15 +123,12 @@ class ThreadWorker(_LocalWorker):
         return f"Thread {self._name}:\n{''.join(traceback.format_stack(frame))}" if frame is not None else ""
 
     def send(self, frame: Frame) -> None:
-        """Send it a frame."""
         self._inbox.put(frame)
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         self._forget()
 
     def kill(self, why: str = "") -> None:
-        """Have nothing more to do with it; once its present call returns, it ends."""
         super().kill(why)
         self._forget()
 
@@ -157,14 +137,12 @@ class ThreadWorker(_LocalWorker):
         self._forget()
 
     def _forget(self) -> None:
-        """Have it end after its present call, without the frames that it has not begun with."""
         with suppress(Empty):
             while True:
                 self._inbox.get_nowait()
         self._inbox.put(None)
 
     def _live(self) -> None:
-        """Serve, in the thread, until it ends."""
         try:
             pin(self._setup.cores)
             enter_context(self._setup.place)
@@ -177,11 +155,7 @@ class ThreadWorker(_LocalWorker):
 
 
 class _ThreadLink:
-    """A thread's end of the connection.
-
-    Attributes:
-        heard_at: When it received its last frame.
-    """
+    """A thread's end of the connection, which received its last frame at `came_at`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, inbox: SimpleQueue[Frame | None], hand_over: Callable[[Frame], None]
@@ -190,11 +164,11 @@ class _ThreadLink:
         self._inbox = inbox
         self._hand_over = hand_over
         self._memory = Memory()
-        self.heard_at = 0.0
+        self.came_at = 0.0
 
     async def receive(self) -> Frame | None:
         frame = self._inbox.get()
-        self.heard_at = monotonic()
+        self.came_at = monotonic()
         return frame
 
     async def has_news(self) -> bool:
@@ -206,8 +180,6 @@ class _ThreadLink:
 
 
 class LoopWorker(_LocalWorker):
-    """A task of the running loop with a model of its own."""
-
     def _start(self) -> None:
         self._inbox: deque[Frame | None] = deque()
         self._news = asyncio.Event()
@@ -226,15 +198,12 @@ class LoopWorker(_LocalWorker):
         return f"Task {self._name}:\n{''.join(traceback.StackSummary.extract(iter(frames)).format())}"
 
     def send(self, frame: Frame) -> None:
-        """Send it a frame."""
         self._put(frame)
 
     def close_input(self) -> None:
-        """Send nothing more: the worker finishes, tears down and ends."""
         self._put(None)
 
     def kill(self, why: str = "") -> None:
-        """Cancel its task."""
         super().kill(why)
         self._task.cancel()
 
@@ -282,28 +251,23 @@ class LoopWorker(_LocalWorker):
 
 
 class _LoopLink:
-    """A task's end of the connection.
-
-    Attributes:
-        heard_at: When it received its last frame.
-    """
+    """A task's end of the connection; see `_ThreadLink`."""
 
     def __init__(self, inbox: deque[Frame | None], news: asyncio.Event, hand_over: Callable[[Frame], None]) -> None:
         self._inbox = inbox
         self._news = news
         self._hand_over = hand_over
         self._memory = Memory()
-        self.heard_at = 0.0
+        self.came_at = 0.0
 
     async def news(self) -> None:
-        """Wait until `receive` would return at once."""
         while not self._inbox:
             self._news.clear()
             await self._news.wait()
 
     async def receive(self) -> Frame | None:
         await self.news()
-        self.heard_at = monotonic()
+        self.came_at = monotonic()
         return self._inbox.popleft()
 
     async def has_news(self) -> bool:
@@ -316,7 +280,6 @@ class _LoopLink:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], argument: object) -> None:
-    """Call a function in the loop's thread; do nothing if the loop has ended."""
     try:
         loop.call_soon_threadsafe(function, argument)
     except RuntimeError:

@@ -1,8 +1,7 @@
-"""The loop's thread: one of its own, for programs that have none, and how long it works.
+"""The loop's thread, for programs that have none, and how long it works.
 
-Other threads post work to it and wait for results. Work that comes as the loop ends is not lost: it
-is done in the loop's thread after the loop has stopped or, later still, in the thread that brings
-it. It meets a stopped driver then, which answers at once.
+Work that comes as the loop ends is done in its thread after it has stopped or, later still, in the
+thread that brings it. It meets a stopped driver then, which answers at once.
 
 The work of the thread that drives a core is measured ten times a second, for the views of policies.
 That is the time for which it is on a core and, where Linux says so, waits for one: where cores are
@@ -11,11 +10,8 @@ so time in which little has come teaches nothing.
 
 The core counts requests and batches. From several sums of both follow the two numbers, work for a
 request and for a batch besides, by the least squares of relative errors. Where batches have about
-one size for a while, sums say nothing of how the work divides. So it is taken to divide as for a
-service of a trivial model unless sums say otherwise.
-
-No request and no batch reads a clock for it. Processor time alone is too little: with half of a
-core, work takes twice as long.
+one size, sums say nothing of how the work divides, so it is taken to divide as for a service of a
+trivial model. No request and no batch reads a clock for it.
 """
 
 from __future__ import annotations
@@ -51,12 +47,11 @@ class LoopThread:
     """A running loop.
 
     Args:
-        name: That of its thread.
         loop: The loop, which does not run yet; None for a new one, the fastest there is.
 
     Attributes:
-        loop: The loop.
         ident: The thread's number.
+        is_stopping: Whether the loop ends: a task that is made now may never begin.
         is_parents: Whether this process is a child of the one whose loop it is.
     """
 
@@ -69,7 +64,7 @@ class LoopThread:
         self._mailbox = Mailbox()
 
         # the loop's life: stopping is written by its thread, the rest is read by others, too
-        self._is_stopping = False
+        self.is_stopping = False
         self._ended = threading.Event()
         self._afterwards = threading.RLock()  # what is done once the loop has ended is done by one thread at a time
         self._last_beat = monotonic()
@@ -115,9 +110,7 @@ class LoopThread:
 
     def ask(self, question: Callable[[], T], most_s: float) -> T:
         """Return what a function returns in the loop's thread, or here if the loop has ended.
-
-        Raises:
-            TimeoutError: The loop has not called it within `most_s` seconds.
+        Raises TimeoutError after `most_s` seconds.
         """
         if threading.get_ident() == self.ident:
             return question()
@@ -136,22 +129,16 @@ class LoopThread:
                 raise TimeoutError
         return future.result()
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the loop ends: a task that is made now may never begin."""
-        return self._is_stopping
-
     def stop(self) -> None:
         """End the loop after this turn, from its own thread. Further calls do nothing."""
-        if not self._is_stopping:
-            self._is_stopping = True
+        if not self.is_stopping:
+            self.is_stopping = True
             self.loop.stop()
 
     def wait_until_ended(self, silent_s: float) -> None:
         """Wait in another thread until the loop and all that was posted to it are done.
 
-        Once the interpreter ends, it has ended the loop's thread, as all daemon threads: then
-        nothing is waited for.
+        Nothing is waited for once the interpreter ends, as it has ended the thread.
 
         Raises:
             TimeoutError: Something blocks the loop, which has done nothing for `silent_s` seconds.
@@ -168,7 +155,6 @@ class LoopThread:
     # -- inside
 
     def _wake(self) -> None:
-        """Have the loop do what has been posted."""
         try:
             self.loop.call_soon_threadsafe(self._do_posted)
         except RuntimeError:  # it has just ended, and has done what was posted
@@ -181,7 +167,6 @@ class LoopThread:
         _do(posted)
 
     def _end_tasks(self) -> None:
-        """Cancel all tasks and wait for a limited time, whatever they do about it."""
         until = self.loop.time() + _TASKS_END_S
         while self.loop.time() < until:
             try:
@@ -191,7 +176,7 @@ class LoopThread:
                 logger.exception("a task that was cancelled tried to end the service's loop")
 
     def _live(self) -> None:
-        while not self._is_stopping:
+        while not self.is_stopping:
             try:
                 self.loop.run_forever()
             except BaseException:  # SystemExit or KeyboardInterrupt, which asyncio lets through from any callback
@@ -247,7 +232,6 @@ def _do(posted: Sequence[Work]) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop where it is installed, else of asyncio."""
     fill_standard()
     try:
         import uvloop
@@ -267,11 +251,8 @@ _PULL: Final = 0.02  # weight of that ratio beside the sums; noise of a tenth mo
 
 
 class OwnWork:
-    """Learned seconds of the coordinator's work.
-
-    Attributes:
-        request_s: Seconds for each request; 0 while that is not known.
-        batch_s: Seconds for each batch besides; likewise.
+    """Learned seconds of the coordinator's work for each request, and for each batch besides; 0
+    while they are not known.
     """
 
     __slots__ = ("_b", "_bb", "_n", "_nb", "_nn", "batch_s", "request_s")
@@ -281,12 +262,8 @@ class OwnWork:
         self._n = self._b = self._nn = self._nb = self._bb = 0.0
 
     def learn(self, worked_s: float, requests: int, batches: int) -> None:
-        """Learn from a sum.
-
-        Args:
-            worked_s: The seconds for which the coordinator has worked.
-            requests: How many requests have come in that time.
-            batches: How many batches have gone, at least one.
+        """Learn from a sum of seconds for some requests and batches, of which there was one at
+        least.
         """
         if worked_s <= 0.0:
             return
@@ -306,10 +283,7 @@ class OwnWork:
 
 
 class WorkMeter:
-    """Measures the thread that drives a core, and gives the core what it works.
-
-    Args:
-        core: The core. Where it counts no batches, nothing is measured.
+    """Measures the thread that drives a core, unless that counts no batches.
 
     Attributes:
         next_at: When `measure` is to be called next; infinity for never.
@@ -325,7 +299,6 @@ class WorkMeter:
         self._requests = self._batches = 0
 
     def measure(self, now: float) -> None:
-        """Learn from what the calling thread has done since the last time, if it was enough."""
         self.next_at = now + _EVERY_S
         counted = self._core.requests_and_batches
         assert counted is not None  # else this is not called
@@ -347,10 +320,8 @@ class WorkMeter:
 
 
 def worked_s() -> float:
-    """Return for how many seconds this thread has been on a core, or has waited for one.
-
-    Raises:
-        OSError: The system does not say it now, although it does so mostly.
+    """Return for how many seconds this thread has been on a core, or has waited for one; raises
+    OSError where the system does not say it.
     """
     try:
         file = os.open(_QUEUE, os.O_RDONLY)

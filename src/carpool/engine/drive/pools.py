@@ -1,8 +1,5 @@
-"""The two kinds of pools: of stages that answer in batches, and of those that answer in parts.
-
-To the former batches go out, and replies come in; to the latter orders go out, and parts come in. A
-worker steps its running set without being asked, so nothing here waits for a step, and no step for
-anything here. All else about workers is as in `worker_pool.py`.
+"""The two kinds of pools: of stages that answer in batches, and of those that answer in parts,
+whose workers step their running sets without being asked.
 
 A reply is checked, and its errors are taken out, before the driver gets it: workers of other
 machines may send anything, so each function raises FrameError for what cannot be.
@@ -13,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple, TypeVar, cast
@@ -27,7 +24,6 @@ from carpool.engine.core.graph import JOIN, Node
 from carpool.engine.core.running_set import FAILED, LAST, Order, Parts, SetReport, stream_of
 from carpool.engine.core.stepper import Stepper
 from carpool.engine.drive.process import WorkerProcess
-from carpool.engine.drive.worker import Work
 from carpool.engine.drive.worker_pool import WorkerPool
 from carpool.engine.logger import logger
 from carpool.engine.request import Request
@@ -42,14 +38,6 @@ from carpool.errors import ModelError, Unavailable
 
 
 class BatchPool(WorkerPool):
-    """The executor of a stage that answers in batches.
-
-    Its arguments are those of `WorkerPool`.
-
-    Attributes:
-        batcher: The stage's.
-    """
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.batcher = cast(Batcher, self._crew)
@@ -58,7 +46,6 @@ class BatchPool(WorkerPool):
         self._unsent: dict[int, list[Frame]] = {}
 
     def run(self, batch: Batch) -> None:
-        """Send a batch to its worker."""
         requests = batch.requests
         frame = Frame(
             FrameKind.BATCH,
@@ -76,7 +63,11 @@ class BatchPool(WorkerPool):
             self._unsent[batch.place] += in_pieces(frame)
             return
         worker = self._workers[batch.place]
-        if batch.ahead and worker.send_ahead is not None and self._nbytes_ahead(batch.place) >= LARGE:
+        if (
+            batch.ahead
+            and worker.send_ahead is not None
+            and sum([r.nbytes for lying in self.batcher.ahead[batch.place] for r in lying]) >= LARGE
+        ):
             self._unsent[batch.place] = in_pieces(frame)
             self._send_ahead(batch.place)
             return
@@ -88,10 +79,6 @@ class BatchPool(WorkerPool):
                 self._send_next(batch.place)  # else it lies ahead, and goes once its turn comes
         if self._after_dispatch is not None:
             self._after_dispatch()
-
-    def _nbytes_ahead(self, place: int) -> int:
-        """Return how many bytes the items take that lie with a worker, or are about to."""
-        return sum([request.nbytes for batch in self.batcher.ahead[place] for request in batch.requests])
 
     def _send_ahead(self, place: int) -> None:
         """Have the batch that comes next go to its worker, on a network once that begins to answer.
@@ -109,10 +96,8 @@ class BatchPool(WorkerPool):
                 del self._unsent[place]
 
     def _send_next(self, place: int) -> None:
-        """Send the next piece of a batch that is too large for one message.
-
-        Each piece is answered before the next one goes. An item that is too large by itself fails;
-        the others of its batch do not, nor does the worker.
+        """Send the next piece of a batch that is too large for one message, once the one before is
+        answered. An item that is too large by itself fails alone.
         """
         pieces = self._unsent[place]
         while self._unsent.get(place) is pieces:
@@ -131,10 +116,8 @@ class BatchPool(WorkerPool):
                 return
 
     def lend(self, place: int, recall: Callable[[], None]) -> tuple[WorkerProcess, socket.socket] | None:
-        """Lend the socket of a worker that has nothing to do; see `WorkerProcess.lend`.
-
-        Returns:
-            The worker and its socket; None if it cannot be lent.
+        """Lend the socket of a worker that has nothing to do; None if it cannot be lent. See
+        `WorkerProcess.lend`.
         """
         worker = self._workers.get(place)
         if not isinstance(worker, WorkerProcess) or self._after_dispatch is not None or self._before_reply is not None:
@@ -144,8 +127,7 @@ class BatchPool(WorkerPool):
 
     # -- what the workers send
 
-    def _heard(self, place: int, frame: Frame) -> None:
-        """Take a frame from a worker. Raises FrameError if it must not send that now."""
+    def _received(self, place: int, frame: Frame) -> None:
         if frame.kind == FrameKind.REPLY:
             self._replied(place, frame)
         elif frame.kind == FrameKind.CALL:
@@ -154,17 +136,15 @@ class BatchPool(WorkerPool):
         elif frame.kind == FrameKind.TROUBLE and frame.payloads:
             self._troubled(place, frame)
         else:
-            super()._heard(place, frame)
+            super()._received(place, frame)
 
     def _batch_of(self, place: int, frame: Frame) -> Batch:
-        """Return the batch of a frame. Raises FrameError if the worker has another one, or none."""
         batch = self.batcher.in_flight.get(place)
         if batch is None or batch.id != frame.batch_id:
             raise FrameError(f"{frame.kind.name} for batch {frame.batch_id}, which it does not have")
         return batch
 
     def _replied(self, place: int, frame: Frame) -> None:
-        """Pass a reply on to the driver, once it has been checked."""
         batch = self._batch_of(place, frame)
         if frame.ids == batch.ids:
             frame.ids = batch.ids  # compared once more later, and quicker with itself
@@ -199,7 +179,6 @@ class BatchPool(WorkerPool):
                 self._send_ahead(place)
 
     def _not_received(self, frame: Frame) -> dict[int, Exception]:
-        """Return the errors of a reply whose payloads there was no memory for."""
         logger.error(
             "stage %s: no memory to receive the results of %d requests", self.name, len(frame.ids), extra=self._about()
         )
@@ -208,7 +187,6 @@ class BatchPool(WorkerPool):
         return {i: Unavailable(text, code="out_of_memory") for i in range(len(frame.ids))}
 
     def _is_waiting_for_more(self, place: int) -> bool:
-        """Report whether the worker has answered all it was sent, but not all of its batch."""
         batch = self.batcher.in_flight.get(place)
         if batch is None:
             return False
@@ -216,17 +194,14 @@ class BatchPool(WorkerPool):
 
     @cached_property
     def _has_spots(self) -> bool:
-        """Whether what becomes of results differs by the place at which items are."""
         return any(node.spot for node in self.batcher.lobby.nodes)
 
     @cached_property
     def _ends(self) -> bool:
-        """Whether callers get results as they come."""
         nodes = self.batcher.lobby.nodes
         return any(node.ends or any(way.after in (None, JOIN) for way in node.ways) for node in nodes)
 
     def _troubled(self, place: int, frame: Frame) -> None:
-        """Learn from what happened during a batch, or during the warm-up, besides the results."""
         trouble = decoded(frame.payloads[0], list[Trouble])
         try:
             if self.roster.places[place].is_serving:
@@ -240,59 +215,24 @@ class BatchPool(WorkerPool):
             raise FrameError(str(error)) from error
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
+        now = self._driver.clock()
         for payload in frame.payloads[1:2]:
             for n, busy_s in decoded(payload, list[tuple[int, float]]):
                 if n not in self._launch.warm_up or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of {n} items in {busy_s} s")
-                self._driver.trained(self.batcher, n, self._launch.warm_up.get(n, n), busy_s)
+                self.batcher.trained(now, n, self._launch.warm_up.get(n, n), busy_s)
         shapes = self._launch.warm_up_shapes
         for payload in frame.payloads[2:]:
             for i, busy_s in decoded(payload, list[tuple[int, float]]):
                 if not 0 <= i < len(shapes) or not 0.0 <= busy_s < inf:
                     raise FrameError(f"a warm-up of shape {i} in {busy_s} s")
-                self._driver.trained(self.batcher, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
-
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
-        """Count late results of a worker that was given up: others have its requests by now."""
-        if frame.kind == FrameKind.REPLY:
-            self.batcher.late_results += len(frame.ids)
-            self._workers[place].kill()  # it has come back, so it need not write down where it hung
+                self.batcher.trained(now, shapes[i].n, shapes[i].n, busy_s, shapes[i].length)
 
     # -- workers that go
 
-    def _requests_of(self, place: int) -> list[Request]:
-        """Return the requests that a worker is at work on."""
-        batch = self.batcher.in_flight.get(place)
-        return [] if batch is None else list(batch.requests)
-
-    def _work_of(self, place: int) -> Work | None:
-        """Return what a worker is at work on; None if it is idle, or gone."""
-        return self.batcher.in_flight.get(place)
-
-    def _forget(self, place: int, cause: str) -> None:
-        self._unsent.pop(place, None)
-        super()._forget(place, cause)
-
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have what a lost worker owed run by others, or fail.
-
-        Returns:
-            Whether a request is to blame for the loss.
-        """
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
-        if has_unread_batch and place not in self.batcher.ahead:  # else the one ahead is what is unread
-            self._driver.worker_left(self.stage, place)
-        elif self._driver.worker_lost(self.stage, place, unsent):
-            text = "stage %s: two workers were lost with the same request, which fails and is not tried again"
-            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self._forgive(place)
-            return True
-        return False
-
-    def _hand_back_unblamed(self, place: int) -> None:
-        self._unsent.pop(place, None)
-        super()._hand_back_unblamed(place)
+        return None if has_unread_batch and place not in self.batcher.ahead else unsent  # else the one ahead is unread
 
 
 T = TypeVar("T")
@@ -303,7 +243,6 @@ _HAVE_RESULTS = frozenset({Outcome.OK, Outcome.DONE, WAY})
 
 
 def check_ids(ids: Sequence[int], owed: Sequence[int]) -> None:
-    """Raise FrameError if a reply is for other requests than those that are owed."""
     if not ids or len(set(ids)) < len(ids):
         raise FrameError("a reply that answers nothing, or a request twice")
     foreign = set(ids).difference(owed)
@@ -322,7 +261,6 @@ def check_takers(frame: Frame, batch: Batch) -> None:
 
 
 def _ends(request: Request, what: int) -> bool:
-    """Report whether a result of a request's node is for its caller."""
     node: Node = request.node
     if what == Outcome.DONE or type(node) is not Node:
         return what == Outcome.DONE
@@ -335,7 +273,7 @@ def _ends(request: Request, what: int) -> bool:
 def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
     """Return where results go that say so themselves, by position; None if none does.
 
-    From then on the outcomes of these are those of any result. Raises FrameError.
+    Their outcomes become those of any result.
     """
     outcomes = frame.formats
     if max(outcomes) < Outcome.DONE and Outcome.RESPONSE not in outcomes:
@@ -358,12 +296,7 @@ def turns_of(frame: Frame, batch: Batch) -> dict[int, object] | None:
 
 
 def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
-    """Return the errors in a reply, by position, and unpack its responses. Raises FrameError.
-
-    Args:
-        frame: The reply.
-        batch: What it answers.
-    """
+    """Return the errors in a reply, by position, and unpack its responses."""
     outcomes = frame.formats
     unknown = {each for each in outcomes if each < WAY} - _OUTCOMES
     if unknown:
@@ -383,7 +316,6 @@ def errors_of(frame: Frame, batch: Batch) -> dict[int, Exception] | None:
 
 
 def _unpack_responses(frame: Frame, batch: Batch) -> None:
-    """Put the responses of a model's own in place of their payloads. Raises FrameError."""
     requests = dict(zip(batch.ids, batch.requests, strict=True))
     answers: list[Any] = list(frame.payloads)
     for i, what in enumerate(frame.formats):
@@ -405,7 +337,6 @@ def unpacked_response(payload: Payload, request: Request | None) -> object:
 
 
 def decoded(payload: Payload, kind: type[T]) -> T:
-    """Return what a worker has packed. Raises FrameError."""
     try:
         return msgspec.msgpack.decode(payload, type=kind)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError) as error:
@@ -413,12 +344,8 @@ def decoded(payload: Payload, kind: type[T]) -> T:
 
 
 class _Sent(NamedTuple):
-    """An order that its worker has not followed yet, as far as is known.
-
-    Attributes:
-        number: The order's.
-        ids: Of the streams that join.
-        length: The sum of their lengths.
+    """An order that its worker may not have followed yet: its number, the streams that join by it,
+    and the sum of their lengths.
     """
 
     number: int
@@ -427,7 +354,7 @@ class _Sent(NamedTuple):
 
 
 class StepPool(WorkerPool):
-    """The executor of a stage that answers in parts."""
+    _unit = "stream"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -435,7 +362,6 @@ class StepPool(WorkerPool):
         self._sent: dict[int, deque[_Sent]] = {}  # by place: the orders that workers have not followed yet
 
     def send(self, order: Order) -> None:
-        """Send an order to its worker."""
         joining = [_joining(request) for request in order.join]
         head = wire.OrderHead(list(order.leave), list(order.pause), list(order.resume), order.stop_when)
         sent = self._sent.setdefault(order.place, deque())
@@ -455,9 +381,8 @@ class StepPool(WorkerPool):
             self._after_dispatch()
 
     def _send_in_pieces(self, order: Order, head: wire.OrderHead, joining: list[wire.Joining]) -> None:
-        """Send an order that is too large for one message as several with one number.
-
-        A stream whose item is too large by itself fails; the others do not, nor does the worker.
+        """Send an order that is too large for one message as several with one number. A stream
+        whose item is too large by itself fails alone.
         """
         worker = self._workers[order.place]
         failed: dict[int, ModelError] = {}
@@ -475,7 +400,7 @@ class StepPool(WorkerPool):
 
     # -- what the workers send
 
-    def _heard(self, place: int, frame: Frame) -> None:
+    def _received(self, place: int, frame: Frame) -> None:
         if frame.kind == FrameKind.PARTS:
             self._reported(place, frame)
         elif frame.kind == FrameKind.CALL:
@@ -483,10 +408,9 @@ class StepPool(WorkerPool):
         elif frame.kind in (FrameKind.REPLY, FrameKind.TROUBLE):
             raise FrameError(f"{frame.kind.name} from a worker that is sent orders")
         else:
-            super()._heard(place, frame)
+            super()._received(place, frame)
 
     def _reported(self, place: int, frame: Frame) -> None:
-        """Pass a report on to the driver, once it has been checked."""
         if frame.no_memory:
             raise FrameError("there is no memory to receive its report")
         running = self._stepper.sets.get(place)
@@ -511,7 +435,6 @@ class StepPool(WorkerPool):
             raise FrameError(str(error)) from error
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
         now = self._driver.clock()
         for payload in frame.payloads[1:]:
             for timing in decoded(payload, list[wire.StepTiming]):
@@ -520,57 +443,23 @@ class StepPool(WorkerPool):
                 self._stepper.trained_steps(now, timing.rows, timing.step_s, timing.rows, timing.start_s)
 
     def _length_started(self, place: int, seen: int) -> int:
-        """Return the sum of the lengths of the streams that were started up to an order."""
         sent = self._sent.get(place, ())
         length = 0
         while sent and sent[0].number <= seen:
             length += sent.popleft().length
         return length
 
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
-        """Count late parts of a worker that was given up: others have its streams by now."""
-        if frame.kind == FrameKind.PARTS:
-            self._stepper.late_results += len(frame.ids) - 1
-            self._workers[place].kill()
-
     # -- workers that go
 
     def moves_out(self, is_late: bool) -> bool:
         return is_late or self._stepper.resumable
 
-    def _requests_of(self, place: int) -> list[Request]:
-        running = self._stepper.sets.get(place)
-        return [] if running is None else list(running)
-
-    def _work_of(self, place: int) -> Work | None:
-        return self._stepper.sets.get(place)
-
-    def _forget(self, place: int, cause: str) -> None:
-        self._sent.pop(place, None)
-        super()._forget(place, cause)
-
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have the streams of a lost worker go on elsewhere, or fail.
-
-        Returns:
-            Whether a stream is to blame for the loss.
-        """
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         sent = self._sent.pop(place, None)
-        unsent = set(sent[-1].ids) if has_unread_batch and sent else ()  # it has not read its last order
-        if self._driver.worker_lost(self.stage, place, unsent):
-            text = "stage %s: two workers were lost with the same stream, which fails and is not tried again"
-            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
-            self._forgive(place)
-            return True
-        return False
-
-    def _hand_back_unblamed(self, place: int) -> None:
-        self._sent.pop(place, None)
-        super()._hand_back_unblamed(place)
+        return sent[-1].ids if has_unread_batch and sent else ()  # it has not read its last order
 
 
 def _joining(request: Request) -> wire.Joining:
-    """Return a request as it is sent to a worker whose running set it joins."""
     item: Any = request.item
     kept: Any = stream_of(request).kept
     accept = request.accept + SPOTS * request.node.spot
@@ -578,7 +467,6 @@ def _joining(request: Request) -> wire.Joining:
 
 
 def _takes(request: Request) -> int:
-    """Return what the caller of a stream takes: `TAKES_WHOLE`, `TAKES_PARTS` or `TAKES_BOTH`."""
     stream = stream_of(request)
     return wire.TAKES_WHOLE if stream.is_collected else wire.TAKES_BOTH if stream.is_told_both else wire.TAKES_PARTS
 
@@ -588,11 +476,7 @@ def _length(request: Request) -> int:
 
 
 def _parts_of(frame: Frame, report: wire.ReportHead, members: Mapping[int, Request]) -> Parts:
-    """Return what a worker says of its streams.
-
-    Raises:
-        FrameError: It says what cannot be.
-    """
+    """Return what a worker says of its streams."""
     ids, kinds, payloads = frame.ids[1:], frame.formats[1:], frame.payloads[1:]
     if not report.buffers and kinds.count(wire.MORE) == len(kinds):
         return Parts(ids, kinds, payloads)

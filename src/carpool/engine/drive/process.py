@@ -1,22 +1,18 @@
-"""A worker process: started as a fresh interpreter, talked to over a socketpair, ended and reaped.
+"""A worker process: started as a fresh interpreter, talked to over a socketpair (`framesocket.py`),
+ended and reaped.
 
 It lives in a process group of its own. The socket is the only thing that it shares with this
 process, so a worker that is killed at any moment leaves nothing locked.
 
 The life of the process (`_Life`) goes from CONNECTED to DISCONNECTED when the process ends, closes
 its socket or breaks the protocol, and to REAPED once it is dead; `abandon` goes to REAPED at once.
-`on_lost` is called when it is dead, or cannot be ended. How it came to be killed is no state but a
-note for the log (`_killed_because`, the first one counts).
 
-The connection itself is a `FrameSocket` (`framesocket.py`).
-
-One that loads while others serve has a lower priority, so that it takes no core from them. A
-process may always lower its priority, but it needs a permission to raise it again: a nice limit
-(`LimitNICE=+0` of systemd, `ulimit -e 20`) or CAP_SYS_NICE. Where there is none, nothing is
-lowered, since a worker would stay slow once it serves. Other ways were weighed. SCHED_IDLE needs
-the same permission. SCHED_BATCH needs none, but leaves a process that computes its whole share. A
-lower priority of the loading thread alone would be that of all threads which libraries start
-meanwhile, and could not be taken from them.
+One that loads while others serve has a lower priority, so that it takes no core from them. To raise
+it again needs a permission: a nice limit (`LimitNICE=+0` of systemd, `ulimit -e 20`) or
+CAP_SYS_NICE. Where there is none, nothing is lowered, since a worker would stay slow once it
+serves. Rejected: SCHED_IDLE (the same permission), SCHED_BATCH (leaves a process that computes its
+whole share), and the loading thread alone (its priority would stay that of all threads which
+libraries start meanwhile).
 
 The lines that it prints are passed on, each with its name. Of a line that is written over and over
 (a carriage return and no newline: a progress bar), the last state is passed on, and one every ten
@@ -53,11 +49,7 @@ _LOWEST = 19
 
 
 class LowPriority:
-    """The lower priority of a process group, from now until `end`.
-
-    Args:
-        pid: The process that leads the group.
-    """
+    """The lower priority of the process group that `pid` leads, from now until `end`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -82,9 +74,8 @@ class LowPriority:
 
 @cache
 def may_lower() -> bool:
-    """Report whether this process may lower a priority and raise it again.
-
-    A thread tries it on itself: on Linux each has a priority of its own.
+    """Report whether this process may lower a priority and raise it again; a thread tries it on
+    itself, as on Linux each has its own.
     """
     may = []
 
@@ -115,8 +106,6 @@ WORKER_MODULE = "carpool.engine.worker.main"
 
 
 class _Life(enum.Enum):
-    """Where a worker process is in its life."""
-
     CONNECTED = enum.auto()
     """Its socket is open: frames are sent and received."""
 
@@ -131,14 +120,11 @@ class WorkerProcess:
     """One process and this side's end of its socket.
 
     Args:
-        launch: How to start it.
-        index: Which worker of the stage it is for the user.
         on_frame: Called with each frame that it sends.
         on_lost: Called once, with the cause, when it is dead or has broken the protocol.
         sink: Where its output goes.
 
     Attributes:
-        broke_protocol: Whether it has sent what it must not send.
         send: Sends it a frame; the connection's own function, since it is called for each batch.
 
     Raises:
@@ -194,50 +180,39 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def where(self) -> str:
-        """Where it runs, in words."""
         return f"pid {self._process.pid}"
 
     def lend(self, recall: Callable[[], None]) -> socket.socket | None:
-        """Lend its socket to another thread, see `FrameSocket.lend`.
-
-        Its end is noticed all the same.
+        """Lend its socket to another thread, see `FrameSocket.lend`. Its end is noticed all the
+        same.
         """
         return None if self._pidfd is None else self._connection.lend(recall)
 
     def take_back(self, unread: bytes) -> None:
-        """Take the lent socket back, and read from it again; see `FrameSocket.take_back`."""
         self._connection.take_back(unread)
 
     def close_input(self) -> None:
-        """Close the sending side: the worker finishes, tears down and ends."""
         self._connection.close_input()
 
     @property
     def has_unread_batch(self) -> bool:
-        """Whether the model cannot have seen the batch sent last, since the worker has not read it.
+        """Whether the worker has not read the batch sent last, which then is not to blame for its
+        death.
 
-        The batch is not to blame then for the death of the worker. That matters where several
-        workers are killed together: a batch of the first one is handed on to the second before it
-        is known that this is dead, too.
+        That matters where several workers are killed together: a batch of the first one is handed
+        on to the second before it is known that this is dead, too.
         """
         return self._connection.has_unread_frame
 
     def catch_up(self) -> bool:
-        """Read what it has sent already, and report whether there was anything."""
         return self._connection.catch_up()
 
     def give_up(self, why: str, on_frame: Callable[[Frame], None]) -> None:
-        """Let a process that hangs write down where it stands, for a second, then kill it.
-
-        Args:
-            why: For the log.
-            on_frame: Called with what it still sends.
-        """
+        """Let a process that hangs write down where it stands, for a second, then kill it."""
         self._connection.on_frame = on_frame
         self._killed_because = self._killed_because or why
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -246,11 +221,6 @@ class WorkerProcess:
         self._kill_timer = self._loop.call_later(_LAST_WORDS_S, self.kill)
 
     def kill(self, why: str = "") -> None:
-        """Kill it and whatever it has started.
-
-        Args:
-            why: For the log.
-        """
         if self._life is _Life.REAPED:
             return  # its id, and that of its group, may be another's by now
         self._killed_because = self._killed_because or why
@@ -259,7 +229,6 @@ class WorkerProcess:
                 end(self._process.pid, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """End the process and let go of everything without the loop, which ends or has ended."""
         self.kill()
         if self._life is _Life.REAPED:
             return
@@ -277,7 +246,6 @@ class WorkerProcess:
                 stream.close()
 
     async def ended(self) -> None:
-        """Wait until the process is gone and reaped."""
         await asyncio.shield(self._ended)
 
     # -- inside
@@ -294,7 +262,6 @@ class WorkerProcess:
         )
 
     def _watch_end(self) -> None:
-        """Have the loop notice the end of the process."""
         with contextlib.suppress(AttributeError, OSError):  # not on this system, or already dead
             self._pidfd = os.pidfd_open(self._process.pid)
             self._loop.add_reader(self._pidfd, self._exited)
@@ -307,14 +274,12 @@ class WorkerProcess:
             self._pidfd = None
 
     def _exited(self) -> None:
-        """Read what the process wrote before it ended; then it is lost."""
         self._connection.recall_loan()
         while self._connection.read():
             pass
         self._connection.close("it ended")
 
     def _disconnected(self, why: str, error: Exception | None) -> None:
-        """See to it that the process ends, now that its connection has ended."""
         if isinstance(error, FrameError):
             self.broke_protocol = True
             self.kill(f"it was killed for what it sent: {error}")
@@ -359,10 +324,8 @@ class WorkerProcess:
 
 
 def _setup_frame(launch: Launch, index: int) -> Frame:
-    """Return the frame that says what a worker is to load and which worker it is.
-
-    Raises:
-        StartupError: It is too large, which only the model's kwargs can be the reason for.
+    """Return the frame that says what a worker is to load. Raises StartupError if the model's
+    kwargs make it too large.
     """
     setup = msgspec.structs.replace(launch.setup, place=index, cores=launch.cores_of(index))
     packed = pickle.dumps(setup, 5)
@@ -375,7 +338,6 @@ def _setup_frame(launch: Launch, index: int) -> Frame:
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:
-    """Return our end of a new connection, which does not block, and the worker's."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -390,7 +352,6 @@ def _shown(name: str) -> bytes:
 
 
 def _cause(code: int | None, why: str) -> str:
-    """Describe how a process died, for the log."""
     if code is None:
         return f"{why}, and it could not be ended"
     if code < 0:
@@ -409,14 +370,7 @@ _STATE_EVERY_S = 10.0  # of a line that is written over
 
 
 class OutputLines:
-    """Reads one output stream of a worker without ever blocking.
-
-    Args:
-        stream: The worker's stdout or stderr.
-        worker: Its name.
-        is_error: Whether it is stderr.
-        sink: Gets the lines.
-    """
+    """Reads one output stream of a worker without ever blocking, and gives its lines to a sink."""
 
     def __init__(self, stream: IO[bytes], worker: str, is_error: bool, sink: LineSink) -> None:
         self._stream = stream
@@ -430,7 +384,6 @@ class OutputLines:
         self._loop.add_reader(stream.fileno(), self._readable)
 
     def close(self) -> None:
-        """Pass on what has been written so far and let go of the stream."""
         while self._readable():
             pass
         if not self._stream.closed:  # a child of the worker still holds it
@@ -440,7 +393,6 @@ class OutputLines:
                 self._pass_on(self._rest)
 
     def _readable(self) -> bool:
-        """Read once, and report whether something came."""
         if self._stream.closed:
             return False
         try:
@@ -465,7 +417,6 @@ class OutputLines:
         return True
 
     def _overwrite(self) -> None:
-        """Forget the states of the present line that have been written over."""
         *states, present = self._rest.split(b"\r")
         latest = next((state for state in reversed(states) if state), b"")
         self._rest = present or latest + b"\r"  # with nothing after it, it is what is seen
@@ -477,9 +428,5 @@ class OutputLines:
             self._pass_on(latest)
 
     def _pass_on(self, line: bytes) -> None:
-        self._sink(self._worker, self._is_error, _last_state(line).decode("utf-8", "replace"))
-
-
-def _last_state(line: bytes) -> bytes:
-    """Return what is seen in the end of a line that is written over."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+        state = line.rstrip(b"\r").rpartition(b"\r")[2]  # what is seen in the end of a line that is written over
+        self._sink(self._worker, self._is_error, state.decode("utf-8", "replace"))

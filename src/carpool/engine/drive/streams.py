@@ -1,8 +1,7 @@
 """Many items from one caller: in order, a bounded number inside at a time, in constant memory.
 
-A stream is a queue of requests in the order of their items. The feeder puts one in when there is
-room, and the consumer takes the first one out once it is done; what is done behind the first one
-waits there.
+A stream is a queue of requests in the order of their items: the feeder puts them in, and the
+consumer takes the first one out once it is done.
 
 Sync streams keep their requests on the loop's thread and pass only items and results across, in
 bunches. An item that could change is pickled where it is read, since its input may use one buffer
@@ -42,14 +41,11 @@ MOST_WAITING: Final = 16 * 2**20
 
 
 class StreamWindow:
-    """How many requests of one stream may be inside at a time.
-
-    Args:
-        least: Enough to keep every worker busy.
-        most: For small items, so that several can travel together.
+    """How many requests of one stream may be inside at a time: at least enough to keep every worker
+    busy, and at most so many that small items can travel together.
 
     Attributes:
-        limit: How many may be inside now. It begins with few, as nothing is known of their sizes.
+        limit: How many may be inside now.
         small: Items and answers of at most so many bytes never make it fewer.
         fits: How many may be inside so that their answers hold `MOST_WAITING` together, if they are
             as large as the last ones; but not fewer than `least`.
@@ -69,11 +65,9 @@ class StreamWindow:
 
     @property
     def is_wide(self) -> bool:
-        """Whether as many may be inside as ever."""
         return self.limit == self._most
 
     def narrow(self, nbytes: int) -> None:
-        """Let fewer in, since there are items of `nbytes` bytes."""
         self.limit = max(self._least, min(self.limit, _BYTES_IN_FLIGHT // nbytes))
 
     def note_answers(self, n: int, nbytes: int) -> None:
@@ -89,7 +83,6 @@ class AsyncStream:
     """A stream on the driver's own loop.
 
     Args:
-        driver: Takes the requests.
         limit_s: Seconds that each item has to be answered.
         window: How many requests may be inside at a time.
         weigh: Writes on a request what its item counts for, if not 1.
@@ -119,7 +112,6 @@ class AsyncStream:
         """Yield the results, in order.
 
         Args:
-            xs: The input.
             return_exceptions: Whether errors of items are yielded instead of raised.
             handle: Of the service; kept until the end, since it would close if it were collected.
         """
@@ -147,7 +139,6 @@ class AsyncStream:
                 self._driver.cancel(request)
 
     async def _wait_for_first(self) -> None:
-        """Wait until the first request is done; if there is none, until there is one or the end."""
         if self._requests:
             self._requests[0].caller = self._consumer  # only the answer of the first one wakes it
         elif self._has_input_ended:
@@ -176,7 +167,6 @@ class AsyncStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         n = len(self._requests)
         if n >= self._window.limit:
             return True
@@ -207,8 +197,8 @@ class _Shared:
     change is one step.
 
     Attributes:
-        heavy: How many results there had been at some time, and how many bytes they held; only
-            while results are large. The loop appends, the feeder takes.
+        heavy: Pairs of a number of results and of their bytes, while results are large. The loop
+            appends, the feeder takes.
         n_bytes: How many bytes all results held. The loop writes it.
         read: Items on their way to the loop, as requests or, if they cannot change, as they are.
             The feeder appends, the loop takes.
@@ -219,40 +209,18 @@ class _Shared:
         has_input_ended: Whether no item comes any more. The feeder writes it, after `input_error`.
         input_error: What the input has raised. The feeder writes it.
         has_consumer_left: Whether no result is wanted any more. The consumer writes it.
-        is_submit_posted: Whether the loop is going to look at `read`. The feeder sets it, the loop
-            clears it before it looks.
+        is_submit_posted: Whether the loop is going to look at `read`: it clears it before that.
         news: Set when there are results or the input has ended. The consumer waits for it.
         room: Set when there may be room, or the consumer has left. The feeder waits for it.
     """
-
-    __slots__ = (
-        "has_consumer_left",
-        "has_input_ended",
-        "heavy",
-        "input_error",
-        "is_feeder_waiting",
-        "is_submit_posted",
-        "n_bytes",
-        "n_read",
-        "n_taken",
-        "news",
-        "read",
-        "results",
-        "room",
-    )
 
     def __init__(self) -> None:
         self.heavy: deque[tuple[int, int]] = deque()
         self.read: deque[Any] = deque()
         self.results: deque[Any] = deque()
-        self.n_bytes = 0
-        self.n_read = 0
-        self.n_taken = 0
-        self.is_feeder_waiting = False
-        self.has_input_ended = False
+        self.n_bytes = self.n_read = self.n_taken = 0
+        self.is_feeder_waiting = self.has_input_ended = self.has_consumer_left = self.is_submit_posted = False
         self.input_error: BaseException | None = None
-        self.has_consumer_left = False
-        self.is_submit_posted = False
         self.news = threading.Event()
         self.room = threading.Event()
 
@@ -260,24 +228,13 @@ class _Shared:
 class ThreadStream:
     """A stream for a thread that is not the driver's. A thread of the stream's own reads the input.
 
-    Three threads work on it, and each is a state machine of its own:
+    Three threads work on it:
 
-    1. The consumer, which iterates: it takes results, or waits for news, until it has left.
-    2. The feeder, which reads the input: it puts items in, or waits for room, until the input has
-       ended.
-    3. The driver's loop, on which requests live and die: it is idle, or a call of `_submit` is
-       posted to it.
+    1. The consumer takes results, or waits for news, until it has left.
+    2. The feeder puts items in, or waits for room, until the input has ended.
+    3. The driver's loop, on which requests live and die, is idle, or a call of `_submit` is posted.
 
-    Only items and results go from thread to thread, in bunches: the threads share one interpreter,
-    so what would cost most is to wake one another. But an item that could change is made a request
-    where it is read, so that an input may use one buffer again and again.
-
-    Args:
-        thread: The loop's.
-        driver: Takes the requests.
-        limit_s: Seconds that each item has to be answered.
-        window: How many requests may be inside at a time.
-        weigh: Writes on a request what its item counts for, if not 1.
+    To wake one another would cost most. The other arguments are those of `AsyncStream`.
     """
 
     def __init__(
@@ -304,13 +261,6 @@ class ThreadStream:
     # -- the consumer's thread
 
     def run(self, xs: Iterable[Any], return_exceptions: bool, handle: object) -> Iterator[Any]:
-        """Yield the results, in order.
-
-        Args:
-            xs: The input.
-            return_exceptions: Whether errors of items are yielded instead of raised.
-            handle: Of the service; kept until the end, since it would close if it were collected.
-        """
         feeder = threading.Thread(target=self._feed, args=(xs,), name="carpool-stream", daemon=True)
         feeder.start()
         shared = self._shared
@@ -348,11 +298,7 @@ class ThreadStream:
             del handle  # an error of the input shows this frame, and whoever keeps it does not keep the service open
 
     def _wait_for_news(self) -> None:
-        """Wait until a result is there or the input has ended.
-
-        Raises:
-            DeadlineExceeded: The loop does not answer in time.
-        """
+        """Raises DeadlineExceeded if the loop does not answer in time."""
         shared = self._shared
         is_result_owed = shared.n_read > shared.n_taken  # else it is the input that takes its time
         most_s = min(self._limit_s + GRACE_S, threading.TIMEOUT_MAX)
@@ -397,7 +343,6 @@ class ThreadStream:
 
     @property
     def _is_full(self) -> bool:
-        """Whether nothing more may be let in now."""
         shared = self._shared
         if shared.n_read - shared.n_taken >= self._window.limit:
             return True
@@ -431,7 +376,6 @@ class ThreadStream:
         self._harvest()
 
     def _harvest(self) -> None:
-        """Pass on the results up to the first request that is not done."""
         requests, results = self._requests, self._shared.results
         n, nbytes = len(requests), 0
         while requests and requests[0].state == DONE:
@@ -456,7 +400,6 @@ class ThreadStream:
             self._shared.news.set()
 
     def _note_harvest(self, n: int, nbytes: int) -> None:
-        """Let as many in as the size of the last results allows."""
         window, shared = self._window, self._shared
         window.note_answers(n, nbytes)
         if window.is_heavy and not shared.heavy:
@@ -472,11 +415,7 @@ class ThreadStream:
 
 
 class _Raised:
-    """An item's error, in its place among the results.
-
-    Attributes:
-        error: What the consumer raises or yields.
-    """
+    """An item's error, in its place among the results."""
 
     __slots__ = ("error",)
 
@@ -501,13 +440,11 @@ def _request_of(x: Any, deadline: float, weigh: Weigh | None, memory: Memory) ->
 
 
 def _answer_bytes(request: Request) -> int:
-    """Return how many bytes an answer holds that is there, as far as it matters."""
     result = request.result
     return 0 if type(result) in SCALARS else size_of(result)  # type: ignore[arg-type]
 
 
 def _outcome(request: Request) -> Any:
-    """Return the result of a request that is done, or its error as a value."""
     if request.error is not None:
         return error_of(request)
     try:

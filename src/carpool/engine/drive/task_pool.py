@@ -36,13 +36,7 @@ Tasks inherit the variable.
 
 
 class TaskPool:
-    """The executor of a stage whose batches run as tasks.
-
-    Args:
-        driver: Takes readiness and results.
-        run: Calls the user's function.
-        slots: How many batches may run at a time.
-    """
+    """The executor of a stage whose batches run as tasks, `slots` at a time."""
 
     def __init__(self, driver: Driver, run: Run, slots: int) -> None:
         self._driver = driver
@@ -52,12 +46,11 @@ class TaskPool:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # the last one of each place
 
     def start(self) -> None:
-        """Report every place as ready: there is nothing to load."""
         for place in range(self._slots):
             self._driver.worker_ready(0, place)
 
     def run(self, batch: Batch) -> None:
-        """Start a task for a batch, in a fresh context: no caller's context variables are set."""
+        """Start a task for a batch, in a fresh context."""
         answering = self._answer(batch)
         answering.send(None)  # as far as `_until_run`
         try:
@@ -68,16 +61,14 @@ class TaskPool:
             self._loop.call_soon(self._answered, batch, for_all(error, len(batch)))
 
     def kill(self, place: int) -> None:
-        """Do nothing: no batch is ever given up, since there is no limit on its time."""
+        """Do nothing: a batch has no limit on its time."""
 
     async def stop(self, grace_s: float) -> None:
-        """End what still runs."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _answer(self, batch: Batch) -> None:
-        """Run a batch, and answer its requests whatever the function raises."""
         try:
             await _until_run()
         except asyncio.CancelledError as error:  # before its first step, which a coroutine would not notice
@@ -109,7 +100,6 @@ class TaskPool:
         self._driver.completed(reply)
 
     def _drivers_around(self, requests: Sequence[Request]) -> frozenset[Driver]:
-        """Return the drivers whose batches wait for a batch of these requests, its own included."""
         here = frozenset((self._driver,))
         if not InnerRequest.were_made:
             return here
@@ -136,14 +126,12 @@ def _unheard(requests: Sequence[Request], errors: dict[int, Exception]) -> BaseE
 class AwaitedRequest(Request):
     """A request that a task awaits; its answer is a plain object, and no `caller` is needed.
 
-    To its task it is a future, with as much of one as a task asks for. With futures the loop would
-    have to make, keep and call a callback for each task, while `TaskDriver` wakes all those of a
-    batch in one. It is awaited only until it is done: the answer is its `result` or its `error`.
+    To its task it is a future, with as much of one as a task asks for: real futures would cost a
+    callback for each task, while `TaskDriver` wakes all those of a batch in one.
 
     Attributes:
-        wakeup: Wakes the task that awaits it; None where none does, which is to be set before the
-            request is submitted.
-        context: That of this task.
+        wakeup: Wakes the task that awaits it, in its `context`; None where none does, which is to
+            be set before the request is submitted.
     """
 
     __slots__ = ("_asyncio_future_blocking", "_loop", "context", "wakeup")
@@ -156,20 +144,17 @@ class AwaitedRequest(Request):
     _asyncio_future_blocking: bool
 
     def __await__(self) -> Generator[Any, None, None]:
-        """Wait until the request is done."""
         if self.state != DONE:
             self._asyncio_future_blocking = True
             yield self
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no task waits for its answer any more."""
         return self.state == DONE or self._loop is None
 
     # -- what its task calls
 
     def add_done_callback(self, wakeup: Callable[[Any], object], *, context: contextvars.Context) -> None:
-        """Note how to wake the task."""
         self.wakeup = wakeup
         self.context = context
 
@@ -204,13 +189,8 @@ class InnerRequest(AwaitedRequest):
 
 
 class TaskDriver(Driver):
-    """Drives the core of a batch function whose callers are tasks.
-
-    Its attributes are those of `Driver`; its requests are all `AwaitedRequest`s.
-
-    Args:
-        core: Decides.
-        stats: Counts every batch and answer.
+    """Drives the core of a batch function whose callers are tasks; its requests are all
+    `AwaitedRequest`s.
     """
 
     def __init__(self, core: Core, stats: Stats) -> None:
@@ -219,7 +199,6 @@ class TaskDriver(Driver):
         self._done.set_result(None)
 
     def _deliver(self, requests: Sequence[Request]) -> None:
-        """Wake the tasks that wait for these requests, in the next turn of the loop."""
         try:
             self.loop.call_soon(self._wake_tasks, iter(requests))  # type: ignore[arg-type] # no others come
         except RuntimeError:
@@ -229,8 +208,7 @@ class TaskDriver(Driver):
     def _wake_tasks(self, requests: Iterator[AwaitedRequest]) -> None:
         """Run the tasks that wait for these requests as far as they go.
 
-        A task raises nothing here but KeyboardInterrupt and SystemExit, which end the run of the
-        loop.
+        A task raises nothing here but KeyboardInterrupt and SystemExit.
         """
         done = self._done
         try:

@@ -1,40 +1,49 @@
 """The driver of a batch function whose callers are threads: one of them runs the batch for all.
 
 No thread belongs to it. The line (`core/line.py`) decides under one short lock which thread leads
-and which sleep; all that takes time, sleeping (`drive/wakeups.py`), the execution lock and the
-user's function, happens outside that lock.
+and which sleep; all that takes time, sleeping, the execution lock and the user's function, happens
+outside that lock.
+
+Each sleeping thread has a lock of its own. Threads whose answers have come are woken one after the
+other, the next leader first: each thread that wakes up wakes the next. If all woke at once, they
+would fight for the interpreter, and the next leader with them.
+
+A task that awaits a ticket must not hold its loop up. So threads of the loop's default executor
+wait, and lead, for all tickets that tasks of the loop await: as many as batches may run at a time.
 
 A function may call another one, whose leader is another thread, which calls the first one: each
 would wait for the other. So a thread that is inside a function, and is about to sleep in a line,
 asks first whether all threads that could wake it sleep, directly or not, for what it leads.
 
 Any thread may be interrupted at any point, by Ctrl-C or by an exception of a signal handler. So
-whatever another thread counts on is one step, or is made up for where the exception is caught.
-Without this rule, Ctrl-C in one caller's thread could leave a slot claimed or a sleeper unwoken,
-and all other callers would wait for ever. Only some forty lines could go with it (the `except`
-clauses for interrupted threads, `LEADS`, `leave` by thread, half of `WakeQueue`), and no call would
-be faster, as `try` costs nothing until something is raised.
+whatever another thread counts on is one step, or is made up for where the exception is caught; else
+a slot could stay claimed or a sleeper unwoken, and all other callers would wait for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from math import inf
 from threading import get_ident
 from typing import Any, Final, NamedTuple, NoReturn
 
+import msgspec
+
 from carpool.engine.call.lock import ExecutionLock, can_be_tried, is_owned
 from carpool.engine.clock import Clock, monotonic
 from carpool.engine.core.batch import Batch
 from carpool.engine.core.batcher import Batcher
-from carpool.engine.core.line import LEADS, SLEEP, Line, LoneCall
+from carpool.engine.core.line import LEADS, SLEEP, Line, LoneCall, Waiter
 from carpool.engine.drive.failures import FAILED_FOR_S, BatchOutcome, for_all, learn
-from carpool.engine.drive.wakeups import AwaitedTickets, Sleep, ThreadWaiter, WakeQueue
 from carpool.engine.fast_paths import fast_path
-from carpool.engine.foreign import text_of
+from carpool.engine.foreign import as_model_error, text_of
 from carpool.engine.logger import logger
 from carpool.engine.observe.function_stats import CallCounts, FunctionSnapshot, snapshot
 from carpool.engine.observe.stats import explained
@@ -48,6 +57,213 @@ AT_ONCE: Final = -inf
 
 Run = Callable[[list[Any]], BatchOutcome]
 """Calls the user's function for the items of a batch."""
+
+
+# -- how threads sleep, and are woken
+
+WakeupLocks = list[threading.Lock]
+"""One for each thread that sleeps on the same waiter: held while it sleeps, released to wake it."""
+
+
+class ThreadWaiter:
+    """What one caller waits for, and the threads that sleep until it is there.
+
+    Attributes:
+        pending: How many of the requests, which have one deadline, have no answer yet.
+        sleepers: The locks that wake its sleeping threads. Whoever is going to wake them takes the
+            list away and leaves an empty one.
+    """
+
+    __slots__ = ("deadline", "pending", "requests", "sleepers")
+
+    def __init__(self, requests: Sequence[Request], deadline: float) -> None:
+        self.requests = requests
+        self.pending = len(requests)
+        self.deadline = deadline
+        self.sleepers: WakeupLocks = []
+        for request in requests:
+            request.caller = self
+
+    def answered(self, request: Request) -> None:
+        self.pending -= 1
+
+
+class Sleep(msgspec.Struct):
+    """A thread's sleep of some seconds, prepared while the line's lock is held; `lock` wakes it. A
+    struct is made as fast as a tuple.
+    """
+
+    lock: threading.Lock
+    sleepers: WakeupLocks
+    seconds: float
+
+
+class WakeQueue:
+    """Sleeping threads that are to be woken, the next leader first; `groups` has their locks, one
+    list for each waiter.
+
+    As long as there is a group in it, some thread is awake or waking up that will wake the next.
+    """
+
+    __slots__ = ("groups",)
+
+    def __init__(self) -> None:
+        self.groups: deque[WakeupLocks] = deque()
+
+    def add(self, waiters: list[Waiter]) -> int:
+        """Queue the sleeping threads of some waiters, while the line's lock is held; return how
+        many of the waiters have any. A list is emptied last, since this thread may be interrupted.
+        """
+        n = 0
+        waiter: ThreadWaiter
+        for waiter in waiters:  # type: ignore[assignment]
+            sleepers = waiter.sleepers
+            if sleepers:
+                if waiter.pending:  # the next leader
+                    self.groups.appendleft(sleepers)
+                else:
+                    self.groups.append(sleepers)
+                waiter.sleepers = []
+                n += 1
+        waiters.clear()
+        return n
+
+    def wake(self, n: int) -> None:
+        """Wake the first `n` groups, while the line's lock is not held.
+
+        A group leaves the queue only once it is woken, since this thread may be interrupted; to
+        wake a thread twice does no harm. Only the thread that has woken a group counts it.
+        """
+        groups = self.groups
+        while n > 0 and groups:
+            try:
+                sleepers = groups[0]
+                has_woken = _wake_all(sleepers)
+                groups.remove(sleepers)
+            except (IndexError, ValueError):  # another thread was faster
+                continue
+            n -= has_woken
+
+    def wake_everybody(self) -> None:
+        """Wake all groups: this thread may be interrupted, and would wake none later."""
+        self.wake(len(self.groups))
+
+
+def _wake_all(sleepers: WakeupLocks) -> bool:
+    has_woken = False
+    while sleepers:
+        try:
+            lock = sleepers[-1]
+            if lock.locked():
+                lock.release()
+            sleepers.remove(lock)
+        except (IndexError, ValueError, RuntimeError):  # another thread was faster
+            continue
+        has_woken = True
+    return has_woken
+
+
+# -- tasks that wait
+
+_LOOK_S: Final = 0.01  # how often a thread looks whether other tickets than its own have their answers
+
+Wait = Callable[[ThreadWaiter, float], bool]
+"""Waits for the answers of a waiter for some seconds; the thread may lead meanwhile."""
+
+
+class _Awaited(NamedTuple):
+    waiter: ThreadWaiter
+    wait: Wait
+    future: asyncio.Future[None]
+
+
+class _OfLoop:
+    """What the tasks of one loop await, shared by their `most` threads and the loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+        self._loop = weakref.ref(loop)
+        self._most = most
+        self._lock = threading.Lock()
+        self._awaited: deque[_Awaited] = deque()
+        self._n_threads = 0
+
+    def add(self, loop: asyncio.AbstractEventLoop, awaited: _Awaited) -> None:
+        with self._lock:
+            self._awaited.append(awaited)
+            if self._n_threads == self._most:
+                return
+            self._n_threads += 1
+        try:
+            loop.run_in_executor(None, self._live)
+        except BaseException:  # the executor has been shut down
+            with self._lock:
+                self._n_threads -= 1
+            raise
+
+    def _live(self) -> None:
+        while True:
+            with self._lock:
+                if not self._awaited:
+                    self._n_threads -= 1
+                    return
+                mine = self._awaited.popleft()
+            while not self._is_done(mine):
+                self._complete_others()
+
+    def _is_done(self, mine: _Awaited) -> bool:
+        try:
+            if not mine.wait(mine.waiter, _LOOK_S):
+                return False
+            self._complete(mine, None)
+        except Exception as error:
+            self._complete(mine, error)
+        except BaseException as error:  # the function's own, as no signal comes to this thread
+            self._complete(mine, as_model_error(error, "a batch function that a task awaits"))
+        return True
+
+    def _complete_others(self) -> None:
+        with self._lock:
+            served = [each for each in self._awaited if not each.waiter.pending]
+            for each in served:
+                self._awaited.remove(each)
+        for each in served:
+            self._complete(each, None)
+
+    def _complete(self, awaited: _Awaited, error: Exception | None) -> None:
+        loop = self._loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_complete_future, awaited.future, error)
+
+
+class AwaitedTickets:
+    """What tasks, of any loops, await of one line; `most` limits the threads of each loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _OfLoop] = weakref.WeakKeyDictionary()
+
+    async def wait(self, waiter: ThreadWaiter, wait: Wait) -> None:
+        """Wait in a task until a waiter has its answers. Raises what `wait` raises."""
+        loop = asyncio.get_running_loop()
+        of_loop = self._of_loops.get(loop)
+        if of_loop is None:
+            of_loop = self._of_loops.setdefault(loop, _OfLoop(loop, self._most))
+        future: asyncio.Future[None] = loop.create_future()
+        of_loop.add(loop, _Awaited(waiter, wait, future))
+        await future
+
+
+def _complete_future(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():  # its task was cancelled
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+# -- the driver
 
 
 class PolicyRaised(Exception):
@@ -64,13 +280,8 @@ class LineDriver:
         name: The function's, for error texts.
         batcher: Its queue and policy.
         slots: How many batches may run at a time.
-        slo_s: How many seconds after its arrival a caller should have its answer, if there is a
-            goal.
+        slo_s: How soon after its arrival a caller should have its answer, if there is a goal.
         execution_lock: Held while the function runs.
-        clock: Monotonic seconds.
-
-    Attributes:
-        awaited: The tickets that tasks await.
     """
 
     def __init__(
@@ -84,20 +295,23 @@ class LineDriver:
         clock: Clock = monotonic,
     ) -> None:
         self._name = name
-        self._batcher = batcher
-        batcher.lobby.on_fault = self._policy_raised
-        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
         self._slots = slots
         self._slo_s = slo_s
         self._execution_lock = execution_lock
         self._may_try = can_be_tried(execution_lock)
         self._clock = clock
         self._leading_only_this = (self,)
-        self.awaited = AwaitedTickets(slots)
+        self._begin(batcher)
+
+    def _begin(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        batcher.lobby.on_fault = self._policy_raised
+        self._fault: BaseException | None = None  # what the policy has raised, until the line fails for it
+        self.awaited = AwaitedTickets(self._slots)
 
         # shared by all threads that call the function: the line is read and changed with the lock
         # held, the queue of wake-ups filled with it and emptied without
-        self._line = Line(batcher, slots, slo_s)
+        self._line = Line(batcher, self._slots, self._slo_s)
         self._counts = CallCounts()
         self._lock = threading.RLock()  # for its `_is_owned`, as `threading.Condition`; it is never taken twice
         self._wake_queue = WakeQueue()
@@ -110,7 +324,6 @@ class LineDriver:
         return snapshot(self._name, line.core, self._counts, int(line.lone is not None))
 
     def explain(self) -> dict[str, Any]:
-        """Return why the policy decides as it does."""
         self._check_owner()
         with self._lock:
             return explained(self._batcher.lobby.policy, self._clock(), self._batcher)
@@ -120,29 +333,20 @@ class LineDriver:
     def start_anew(self, batcher: Batcher) -> None:
         """Begin with an empty line in a forked child: its callers and leaders are in the parent."""
         closed = self._line.core.flow.closed_because
-        self._batcher = batcher
-        batcher.lobby.on_fault = self._policy_raised
-        self._fault = None
-        self._line = Line(batcher, self._slots, self._slo_s)
-        self._counts = CallCounts()
+        self._begin(batcher)
         if closed is not None:
             self._line.close(closed)
-        self._lock = threading.RLock()
-        self._wake_queue = WakeQueue()
-        self.awaited = AwaitedTickets(self._slots)
 
     @property
     def generation(self) -> object:
-        """An object that is not the same one in a forked child as in its parent."""
+        """An object that differs between a forked child and its parent."""
         return self._line
 
     @property
     def leading_threads(self) -> list[object] | None:
-        """The threads that lead the line; None if one more could."""
         return self._line.leading_threads
 
     def forked(self) -> RuntimeError:
-        """Return the error for a caller in a child that waits for requests in its parent's line."""
         return RuntimeError(
             f"the process was forked after this call of {self._name} had joined the line, which is the parent's:"
             " call it again in the child"
@@ -158,14 +362,8 @@ class LineDriver:
         lanes: Sequence[Lane] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> ThreadWaiter:
-        """Join the line with some items, and return what their caller waits for.
-
-        Args:
-            items: What the function gets.
-            sizes: How much of a batch each takes up; None if all count for one.
-            timeout_s: How long they may wait.
-            lanes: Where each waits, if not all may share a batch.
-            lengths: How long each is; None where that does not matter.
+        """Join the line with some items, and return what their caller waits for. Where sizes, lanes
+        or lengths are not given, all count for one, may share a batch, and are alike.
 
         Raises:
             RuntimeError: This thread is inside the function, or holds the execution lock: it would
@@ -201,19 +399,12 @@ class LineDriver:
         return waiter
 
     def wait(self, waiter: ThreadWaiter, run: Run, timeout_s: float | None = None) -> bool:
-        """Wait in the caller's thread until its answers are there; the thread may lead meanwhile.
-
-        Args:
-            waiter: What `join` returned; this thread has called `check_reentry`.
-            run: Calls the user's function.
-            timeout_s: How long to wait at most; the requests stay in the line after it.
-
-        Returns:
-            Whether the answers are there.
+        """Wait in the caller's thread, which may lead meanwhile, until its answers are there, or
+        for some seconds; the requests stay in the line after these. Return whether the answers are
+        there.
 
         Raises:
-            DeadlineExceeded: The execution lock could not be had in time; the caller has left the
-                line.
+            DeadlineExceeded: The execution lock could not be had in time; the caller has left.
             RuntimeError: The function forked, and this is the child; or it waits for a function
                 that waits for it.
         """
@@ -221,15 +412,10 @@ class LineDriver:
 
     @fast_path("lone_call")
     def call_alone(self, item: object, timeout_s: float | None, run: Run) -> LoneCall | None:
-        """Run one item in this thread at once, if the line is empty and nothing speaks against it.
+        """Run one item, which counts for one, in this thread at once, if the line is empty and
+        nothing speaks against it.
 
         Fast path of `join` and `wait`: the same outcome, see tests/batch_function/test_alone.py.
-        It takes a third of their time, and most calls go this way.
-
-        Args:
-            item: What the function gets; it counts for one, and may share a batch with any other.
-            timeout_s: How long it may wait.
-            run: Calls the user's function.
 
         Returns:
             The call with its answer; None if nothing has been done, and the item is to join.
@@ -265,28 +451,15 @@ class LineDriver:
         return lone
 
     def run_at_once(self, waiter: ThreadWaiter, run: Run) -> None:
-        """Run what is in the line, up to the caller's own requests, without waiting for others.
-
-        Nothing is run while another thread leads, or while the policy holds the batch back.
-
-        Args:
-            waiter: What `join` has just returned.
-            run: Calls the user's function.
-
-        Raises: what `wait` does.
+        """Run what is in the line, up to the caller's own requests, without waiting for others;
+        raise what `wait` raises. Nothing is run while another thread leads, or while the policy
+        holds the batch back.
         """
         self._wait(waiter, run, AT_ONCE)
 
     def leave(self, waiter: ThreadWaiter | LoneCall, error: Exception, thread: int | None = None) -> bool:
-        """Let a caller go without its answers.
-
-        Args:
-            waiter: What the caller waits for.
-            error: What other threads that wait for the same answers get.
-            thread: The caller's thread, if the caller goes because this thread was interrupted.
-
-        Returns:
-            Whether any answer was still missing.
+        """Let a caller go without its answers, whose thread is given if it was interrupted; return
+        whether any was still missing. Other threads that wait for the same answers get the error.
         """
         self._check_owner()
         try:
@@ -299,8 +472,7 @@ class LineDriver:
         """Refuse new callers with `error`, run what is in the line and wait for its leaders.
 
         Raises:
-            RuntimeError: This thread is inside the function, or holds the execution lock: it would
-                wait for itself.
+            RuntimeError: As in `join`.
         """
         self.check_reentry()
         waiter = ThreadWaiter((), inf)
@@ -313,7 +485,6 @@ class LineDriver:
         self.wait(waiter, run)
 
     def check_reentry(self) -> None:
-        """Raise RuntimeError if this thread would wait for itself."""
         leads = leading.get(get_ident())
         if leads is not None and self in leads:
             raise RuntimeError(
@@ -329,9 +500,8 @@ class LineDriver:
     # -- one thread's way through the line
 
     def _wait(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Take one step after the other until the answers are there, or until a time.
-
-        With `AT_ONCE` the steps go on as long as each of them runs a batch.
+        """Take steps until the answers are there, or until a time; with `AT_ONCE` as long as each
+        runs a batch.
         """
         line = self._line
         while waiter.pending or line.next_leader is waiter:  # its next step passes the duty on
@@ -353,10 +523,8 @@ class LineDriver:
         return not waiter.pending
 
     def _step(self, waiter: ThreadWaiter, run: Run, until: float) -> bool:
-        """Ask the line once what to do, and do it: run a batch, sleep, or nothing.
-
-        Returns:
-            Whether a batch was run.
+        """Ask the line once what to do, and do it: run a batch, sleep, or nothing. Return whether a
+        batch was run.
         """
         sleep = None
         with self._lock:
@@ -375,7 +543,6 @@ class LineDriver:
         return False
 
     def _run_batch(self, waiter: ThreadWaiter, slot: int, run: Run, until: float) -> bool:
-        """Run a batch with a slot that was claimed, and report whether there was one."""
         lock, line = self._execution_lock, self._line
         if lock is not None and not self._acquire(lock, waiter, until):
             self._change(line.give_up, slot)
@@ -403,7 +570,6 @@ class LineDriver:
         return batch is not None
 
     def _acquire(self, lock: ExecutionLock, waiter: ThreadWaiter, until: float) -> bool:
-        """Take the execution lock; False if it was not free by `until`."""
         now = self._clock()
         if until == AT_ONCE:  # a thread that leads at once waits for the lock like any other leader
             until = inf
@@ -418,7 +584,7 @@ class LineDriver:
         )
 
     def _call(self, items: list[Any], run: Run) -> BatchOutcome:
-        """Run a batch in a fresh context: no caller's context variables are set.
+        """Run a batch in a fresh context.
 
         Whatever the function raises becomes the outcome, but for KeyboardInterrupt: that is for
         this thread, and the next leader runs the batch.
@@ -442,7 +608,6 @@ class LineDriver:
                 leading.pop(thread, None)
 
     def _finish(self, line: Line, batch: Batch, outcome: BatchOutcome) -> None:
-        """Give the answers of a batch to their callers, and wake the next leader."""
         if line is not self._line:  # the function forked, and this is the child
             _answer_in_child(batch, outcome)
             return
@@ -486,7 +651,7 @@ class LineDriver:
     # -- sleep
 
     def _prepare_sleep(self, now: float, waiter: ThreadWaiter, until: float) -> Sleep:
-        """Note, with the lock held, that this thread sleeps from now on; `_sleep` does it.
+        """Note, with the lock held, that this thread sleeps from now on.
 
         Raises:
             RuntimeError: It would sleep for ever, as all threads that could wake it wait for it.
@@ -505,7 +670,6 @@ class LineDriver:
         return Sleep(lock, waiter.sleepers, min(until, self._line.asleep_until(waiter)) - now)
 
     def _sleep(self, sleep: Sleep) -> None:
-        """Sleep; a thread that is woken wakes the next one that is to be woken."""
         timeout = -1 if sleep.seconds == inf else min(max(sleep.seconds, 0.0), threading.TIMEOUT_MAX)
         is_woken = sleep.lock.acquire(timeout=timeout)
         if sleeping:
@@ -522,7 +686,6 @@ class LineDriver:
     # -- changes of the line
 
     def _change(self, change: Callable[..., object], *arguments: object) -> None:
-        """Call a method of the line with its lock held, and wake whom it wants to be woken."""
         with self._lock:
             change(*arguments)
             woken = self._queue_wakeups_or_fail()
@@ -550,15 +713,13 @@ class LineDriver:
     # -- what goes wrong
 
     def _policy_raised(self, stage: str, error: BaseException) -> None:
-        """Take note of what the policy has raised, but for KeyboardInterrupt, which is Ctrl-C."""
         if isinstance(error, KeyboardInterrupt):
             raise error
         self._fault = error
 
     def _queue_wakeups_or_fail(self) -> int:
-        """Queue the waiters that the line wakes, and return how many; its lock is held.
-
-        Each change of the line ends with it.
+        """Queue the waiters that the line wakes, and return how many: the end of each change of the
+        line, whose lock is held.
 
         Raises:
             PolicyRaised: The policy has raised in this change, and the line has failed for it.
@@ -568,7 +729,6 @@ class LineDriver:
         return self._wake_queue.add(self._line.wake)
 
     def _fail_line(self, error: BaseException) -> NoReturn:
-        """Fail all that is in the line, and all that comes, for what the policy has raised."""
         self._fault = None
         what = f"{self._name} has failed: its policy raised {type(error).__name__}"
         logger.critical("%s: %s", what, text_of(error), exc_info=error)
@@ -578,14 +738,12 @@ class LineDriver:
         raise PolicyRaised
 
     def _has_failed(self, error: BaseException) -> bool:
-        """Report whether an error says that the line has failed; then all others are woken."""
         if not isinstance(error, PolicyRaised):
             return False
         self._wake_queue.wake_everybody()
         return True
 
     def _check_owner(self) -> None:
-        """Raise RuntimeError if this thread holds the lock, and would wait for itself."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise self._called_in_between()
 
@@ -600,7 +758,6 @@ class LineDriver:
 
 
 def _with_answer(lone: LoneCall) -> LoneCall:
-    """Give a lone call, which has come to lead like any other, the answer of its request."""
     (request,) = lone.requests
     lone.result, lone.error = request.result, request.error
     return lone
@@ -619,12 +776,7 @@ def _answer_in_child(batch: Batch, outcome: BatchOutcome) -> None:
 
 
 class Sleeper(NamedTuple):
-    """Where a thread sleeps while it is inside a function.
-
-    Attributes:
-        line: The line in which it sleeps.
-        waiter: What it waits for there.
-    """
+    """The line in which a thread sleeps while it is inside a function, and the waiter there."""
 
     line: LineDriver
     waiter: ThreadWaiter

@@ -3,11 +3,10 @@
 It has a heap of events instead of a loop, so a minute of traffic takes no longer than its
 decisions. All events of one moment are delivered before anything is decided, as in one turn of a
 real loop; arrivals that are known to come in order are drawn one by one from a feed and never enter
-the heap. What a real driver adds, the way to a worker and the turn of its loop, are two numbers.
+the heap.
 
-A worker of a stage of steps steps its set as a real one does. The user's function makes the parts
-of an item; starting and stepping take the seconds that the costs say. Between two steps the worker
-reads the orders that have come, and it waits for one only if it has stopped.
+A worker of a stage of steps reads orders between two steps as a real one does; starting and
+stepping take the seconds that the costs say.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class StepCosts(NamedTuple):
         start_s: Seconds of starting streams, by the sum of their lengths.
         step_s: Seconds of a step, by the number of streams stepped.
         answer: Returns the parts of the answer to an item; a stream that is resumed goes on behind
-            those that it has made. By default an item is the number of its parts.
+            those that it has made. By default an item is their number.
     """
 
     start_s: Callable[[int], float]
@@ -60,13 +59,8 @@ class StepCosts(NamedTuple):
 
 
 class _State:
-    """One stream in a worker.
-
-    Attributes:
-        request: The request.
-        parts: Those that are still to come.
-        following: The next part; None at the end.
-        collected: The parts so far of one that is collected.
+    """One stream in a worker: the parts still to come, the next of them, and those so far of one
+    that is collected.
     """
 
     __slots__ = ("collected", "following", "parts", "request")
@@ -100,14 +94,7 @@ _END = object()
 
 
 class VirtualStepWorker:
-    """One worker of a stage of steps.
-
-    Args:
-        stage: The position of its stage.
-        place: Its own position in the stage.
-        costs: What starting and stepping take, and what is answered.
-        at: Has an event happen at a time.
-        report: Takes its reports.
+    """One worker of a stage of steps, which has events happen by `at`.
 
     Attributes:
         steps: How many steps it has made.
@@ -138,17 +125,14 @@ class VirtualStepWorker:
         self._is_lost = False
 
     def take(self, now: float, order: Order) -> None:
-        """Take an order, which is followed at the next boundary."""
         self._orders.append(order)
         if not self._is_busy:
             self._go_on(now)
 
     def lose(self) -> None:
-        """Die, with all that has not been reported."""
         self._is_lost = True
 
     def _go_on(self, now: float) -> None:
-        """Follow the orders that are there, and begin a step."""
         length = joined = 0
         while self._orders:
             order = self._orders.popleft()
@@ -162,7 +146,6 @@ class VirtualStepWorker:
         self._at(ends_at, lambda: self._end_step(ends_at, step_s, length, start_s))
 
     def _follow(self, order: Order) -> int:
-        """Do what an order says, and return the length of what it has started."""
         states, resting = self._states, self._resting
         self._seen, self._stop_when = order.number, order.stop_when
         for id in order.leave:
@@ -180,7 +163,6 @@ class VirtualStepWorker:
         return length
 
     def _end_step(self, now: float, step_s: float, length: int, start_s: float) -> None:
-        """Report a step, and go on if the last order allows for it."""
         if self._is_lost:
             return
         states = self._states
@@ -222,7 +204,7 @@ class Watcher(Protocol):
     """Watches what is done, so that the driver need not keep it all."""
 
     def started(self, now: float, batch: Batch, busy_s: float) -> None:
-        """Take note that a batch, which will take `busy_s` seconds, was handed over."""
+        """Take note that a batch, which takes `busy_s` seconds, was handed over."""
 
     def answered(self, now: float, requests: Sequence[Request]) -> None:
         """Take note of requests that are answered or refused; their callers come next."""
@@ -325,17 +307,13 @@ class VirtualDriver:
             timeout_s: How long it may take.
             attributes: Set on the request, such as `lane`, `patient`, `nbytes` or `caller`.
         """
-        request = Request(item, self.clock.now + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, self.clock.now + timeout_s, attributes)
         self.enter(request)
         return request
 
     def arrive(self, when: float, item: Any, timeout_s: float = inf, **attributes: Any) -> Request:
         """Have a new request arrive at `when`, and return it."""
-        request = Request(item, when + timeout_s)
-        for name, value in attributes.items():
-            setattr(request, name, value)
+        request = _made(item, when + timeout_s, attributes)
         self.at(when, lambda: self.enter(request))
         return request
 
@@ -379,7 +357,6 @@ class VirtualDriver:
         self._notice()
 
     def _has_come(self, stage: int, place: int) -> None:
-        """Make a worker that was added ready, unless it is to go in the meantime."""
         if (stage, place) in self._coming:
             self._coming.remove((stage, place))
             self._make_ready(stage, place)
@@ -413,7 +390,6 @@ class VirtualDriver:
             clock.advance_to(until)
 
     def _make_ready(self, stage: int, place: int) -> None:
-        """Add a worker that can take batches, or orders."""
         if isinstance(self.core.crews[stage], Stepper):
             self._stage_of_steps = stage
             if self._steps is None:
@@ -422,7 +398,6 @@ class VirtualDriver:
         self.core.worker_ready(stage, place)
 
     def _reported(self, report: SetReport) -> None:
-        """Pass on what a worker of steps says; one that has stopped gets its order at once."""
         self.core.reported(self.clock.now, report)
         self._notice()
         if report.stopped and self._turn_s:
@@ -432,14 +407,12 @@ class VirtualDriver:
         heapq.heappush(self._events, (when, next(self._order), event))
 
     def _notice(self) -> None:
-        """Have the core polled when this turn ends, since something has happened."""
         self._has_news = True
         end = self.clock.now + self._turn_s
         if end < self._wake_at:
             self._wake_at = end
 
     def _draw(self, until: float) -> None:
-        """Have the requests of the feed up to a moment arrive."""
         arrivals, feed = self._arrivals, self._feed
         while self._next is not None and self._next_at <= until:
             arrivals.append(self._next)
@@ -502,18 +475,21 @@ class VirtualDriver:
         self._replied(self.core.crews[batch.stage])
 
     def _replied(self, crew: Crew) -> None:
-        """Poll as `Driver.completed` does after a reply.
-
-        That is at once if a full batch waits, or no request at all; else at the end of the turn.
-        """
+        """Poll as `Driver.completed` does after a reply."""
         is_idle = not self._has_news and not self.core.waiting
         self._notice()
         if self._turn_s and (is_idle or crew.queue.size >= crew.lobby.batch_limit):
             self._poll(self.clock.now)
 
 
+def _made(item: Any, deadline: float, attributes: Mapping[str, Any]) -> Request:
+    request = Request(item, deadline)
+    for name, value in attributes.items():
+        setattr(request, name, value)
+    return request
+
+
 def _shown(error: BaseException) -> CarpoolError:
-    """Return what a caller gets for an exception in the place of a result, as from a worker."""
     if isinstance(error, CarpoolError):
         return error
     shown = ModelError(named_text_of(error), type_name=type(error).__name__, traceback=traceback_of(error))
@@ -522,8 +498,6 @@ def _shown(error: BaseException) -> CarpoolError:
 
 
 class _Keeper:
-    """Keeps batches and answers in the driver's lists."""
-
     def __init__(self, driver: VirtualDriver) -> None:
         self._driver = driver
 

@@ -1,15 +1,15 @@
-"""A worker, what it takes to start one, what it is at work on, and its end, as the pool of its
-stage sees them; and how workers come and go while the service runs.
+"""A worker, what it takes to start one, and its end, as the pool of its stage sees them; and how
+workers come and go while the service runs.
 
-A newcomer is started and loads its model like any other worker, but it is given nothing until it is
-admitted: whoever asked for it decides when, and learns of it if it dies before. A worker that is to
-go gets nothing more, finishes what it has, and is then ended.
+A newcomer is started like any other worker, but it is given nothing until it is admitted: whoever
+asked for it decides when. A worker that is to go gets nothing more, finishes what it has, and is
+then ended.
 
 A successor has a place of its own, since it exists beside its predecessor; both have one index,
 which selects their cores, devices and environment. So nothing is withdrawn and nothing is sent
 twice. A service of several stages changes over when no request is behind its first queue
-(`Core.hold`). Versions of requests, with a queue for each version in each stage, would save that
-short pause at the cost of every batch, and were rejected.
+(`Core.hold`). Versions of requests, with a queue for each in each stage, would save that short
+pause at the cost of every batch, and were rejected.
 """
 
 from __future__ import annotations
@@ -90,30 +90,10 @@ class Worker(Protocol):
         """Wait until it is gone."""
 
 
-class Work(Protocol):
-    """What a worker is at work on: a batch, or a running set.
-
-    Attributes:
-        given_up: Why the worker is taken to hang; empty if it is not.
-    """
-
-    given_up: str
-
-    @property
-    def unwanted_since(self) -> float:
-        """When the last of its callers went; infinity if one still waits."""
-
-
 class Loss(NamedTuple):
-    """The end of a worker.
-
-    Attributes:
-        place: Its place in its stage.
-        label: Its name for the log.
-        worker: The worker.
-        state: Its state before.
-        why: What has become of it, as this process saw it.
-        failure: Its own report of its failure, with a traceback; empty if there is none.
+    """The end of a worker: its place, its name for the log, its state before, what has become of it
+    as this process saw it, and its own report of its failure with a traceback, empty if there is
+    none.
     """
 
     place: int
@@ -125,18 +105,11 @@ class Loss(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """The text of the log."""
         return self.failure or self.why
 
 
 class WarmUpShape(NamedTuple):
-    """A call of the warm-up with one example, over and over.
-
-    Attributes:
-        example: Its position.
-        n: How often it is in the call.
-        length: How long it is.
-    """
+    """A call of the warm-up with one example `n` times over."""
 
     example: int
     n: int
@@ -150,17 +123,14 @@ class Launch:
     Attributes:
         run_in: "process", "thread" or "loop".
         setup: What each worker gets first; `place` and `cores` are filled in for each.
-        model: For workers inside this process; a worker process finds its own by `setup`.
-        kwargs: Those of the model, for the same workers.
-        adapters: Those of its addresses, for the same workers.
-        spots: What becomes of its results, for the same workers.
-        cores: By the index of a worker, the cores that it runs on; None for those of the parent
-            before it was pinned.
+        model: For workers inside this process, as are `kwargs`, `adapters` (of its addresses) and
+            `spots` (what becomes of its results).
+        cores: By the index of a worker; None for those of the parent before it was pinned.
         env: By the index of a worker, environment variables to add.
         warm_up: The sum of the sizes of each number of examples that is run at a time.
         guard: Guards the worker processes, if there are any.
-        hire: Makes a worker for a place where worker processes run somewhere else; None for this
-            machine. It is called like `WorkerProcess`.
+        hire: Makes a worker for a place where worker processes run somewhere else, called like
+            `WorkerProcess`; None for this machine.
         is_idempotent: Whether a request may run once more after its worker was lost.
         warm_up_shapes: What each of the setup's shapes is.
     """
@@ -184,11 +154,10 @@ class Launch:
         return self.cores[index % len(self.cores)]
 
     def env_of(self, index: int) -> Mapping[str, str]:
-        """Return the variables of a worker process, its index among them."""
         return {**self.declared_env_of(index), INDEX_VARIABLE: str(index)}
 
     def declared_env_of(self, index: int) -> Mapping[str, str]:
-        """Return the declared variables of a worker; beyond those declared they repeat in turn."""
+        """Return the declared variables of a worker, shared in turn likewise."""
         return self.env[index % len(self.env)]
 
 
@@ -196,11 +165,8 @@ _TEARDOWN_S = 5.0  # for a worker that was asked to end
 
 
 class Newcomer(NamedTuple):
-    """A worker that was added, until it is admitted.
-
-    Attributes:
-        place: Its position in the stage.
-        ready: Done once it is ready; fails with `StartupError` if it has died before.
+    """A worker that was added, until it is admitted; `ready` is done once it is ready, and fails
+    with `StartupError` if it has died before.
     """
 
     place: int
@@ -208,15 +174,8 @@ class Newcomer(NamedTuple):
 
 
 class Turnover:
-    """Has workers of one stage come and go.
-
-    Args:
-        stage: The position of the stage in the core.
-        roster: The stage's.
-        driver: Notes which workers can take batches, and which get no more.
-        workers: Those of the stage that live, by place.
-        start: Starts the workers that are due.
-        about: Returns the fields of a log line about the worker in a place.
+    """Has workers of one stage come and go: those of `workers`, by place. `start` starts those that
+    are due, and `about` returns the fields of a log line about a place.
     """
 
     def __init__(
@@ -241,10 +200,8 @@ class Turnover:
     # -- newcomers
 
     def add(self, index: int | None = None) -> Newcomer:
-        """Have a newcomer started, as soon as there is room.
-
-        Args:
-            index: Which worker it is for the user; None for the least that no other has.
+        """Have a newcomer started, as soon as there is room; without an index, with the least that
+        no other has.
         """
         place = self._roster.add(index)
         ready = self._newcomers[place] = self._driver.loop.create_future()
@@ -252,18 +209,15 @@ class Turnover:
         return Newcomer(place, ready)
 
     def is_ready(self, place: int) -> bool:
-        """Report whether a newcomer is ready, and has neither died since nor been taken back."""
         record = self._roster.places.get(place)
         return place in self._newcomers and record is not None and record.state == PlaceState.READY
 
     def admit(self, place: int) -> None:
-        """Let a newcomer that is ready take batches: it is a worker like the others from now on."""
         del self._newcomers[place]
         self._roster.establish(place)
         self._driver.worker_ready(self._stage, place)
 
     def take_back(self, place: int) -> None:
-        """End a newcomer that is not wanted any more."""
         if self._newcomers.pop(place, None) is not None:
             self._leave(place)
 
@@ -277,7 +231,6 @@ class Turnover:
     # -- workers that go
 
     def retire(self, place: int) -> None:
-        """Let a worker finish what it has, and end it. There is no successor in its place."""
         logger.info("worker %s is to go", self._about(place)["worker"], extra=self._about(place))
         self._leave(place)
 
@@ -288,7 +241,6 @@ class Turnover:
             self.drained(place)
 
     def drained(self, place: int) -> None:
-        """Have a worker end that was to go and has nothing left to do."""
         worker = self._workers.get(place)
         if worker is not None and place not in self._ending:
             worker.close_input()
@@ -302,7 +254,6 @@ class Turnover:
         return [place for place, future in going.items() if not future.done()]
 
     def _leave(self, place: int) -> None:
-        """Have a worker go, whatever its state."""
         record = self._roster.places[place]
         is_serving = record.state == PlaceState.READY and not record.is_new
         self._roster.leave(place)
@@ -328,11 +279,9 @@ class Turnover:
         return record.is_new or record.is_leaving
 
     def is_ending(self, place: int) -> bool:
-        """Report whether a worker was asked to end since it had nothing left to do."""
         return place in self._ending
 
     def gone(self, place: int, cause: str) -> None:
-        """Note that a newcomer, or a worker that was to go, has ended: its place is removed."""
         newcomer = self._newcomers.pop(place, None)
         if newcomer is not None and not newcomer.done():
             _fail(newcomer, StartupError(cause))
@@ -346,7 +295,6 @@ class Turnover:
         self._driver.stats.stages[self._stage].gone(place)
 
     def fail(self, error: CarpoolError) -> None:
-        """Tell all who wait for a newcomer that none will be ready."""
         for future in self._newcomers.values():
             if not future.done():
                 _fail(future, error)

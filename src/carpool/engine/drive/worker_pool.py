@@ -1,10 +1,8 @@
 """The workers of one stage: started, listened to, ended and replaced.
 
-Whether a worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come
-by itself from somewhere else (`gate.py`), makes hardly any difference here: frames go out and
-come in. Which frames these are depends on what a stage answers: `pools.py` has the pool of a stage
-that answers in batches, and that of one that answers in parts. The roster (`core/roster.py`)
-decides when to replace a worker and when to give up.
+A worker is a process (`process.py`), a thread or a task (`local_workers.py`), or has come by itself
+from somewhere else (`gate.py`). `pools.py` has the frames that it gets. The roster
+(`core/roster.py`) decides when to replace a worker and when to give up.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -27,7 +25,7 @@ from carpool.engine.drive.failures import FAILED_FOR_S
 from carpool.engine.drive.gate import JoinedWorker
 from carpool.engine.drive.local_workers import LoopWorker, ThreadWorker
 from carpool.engine.drive.process import LowPriority, WorkerProcess
-from carpool.engine.drive.worker import Launch, Loss, Turnover, Work, Worker
+from carpool.engine.drive.worker import Launch, Loss, Turnover, Worker
 from carpool.engine.logger import logger
 from carpool.engine.observe.log import LineSink, guarded
 from carpool.engine.request import DONE, Request
@@ -48,24 +46,18 @@ _KINDS: dict[str, Callable[[Launch, int, Callable[[Frame], None], Callable[[str]
 class WorkerPool:
     """The executor of a stage that runs in workers: what does not depend on what they work on.
 
-    `BatchPool` sends them batches, and `StepPool` orders.
-
     Args:
-        stage: The position of the stage in the core.
         launch: How to start its workers.
         driver: Takes readiness, losses and results.
-        roster: Decides which workers are to be started, and when.
         starts: How many workers of the service may load at a time.
         sink: Where the workers' output goes.
 
     Attributes:
-        stage: The position of the stage in the core.
-        name: The stage's.
-        roster: The stage's.
-        turnover: Has workers of the stage come and go.
         count_calls: Called with the place of a worker and how many requests it has answered; None
             if nothing counts them.
     """
+
+    _unit = "request"  # what may be to blame for a loss, for the log
 
     def __init__(
         self, stage: int, launch: Launch, driver: Driver, roster: Roster, starts: Starts, sink: LineSink
@@ -106,56 +98,41 @@ class WorkerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are alive."""
         return list(self.pids_by_place.values())
 
     @property
     def pids_by_place(self) -> dict[int, int]:
-        """The process id of each worker that is alive and has a process."""
         return {place: worker.pid for place, worker in list(self._workers.items()) if worker.pid is not None}
 
     # -- what they work on
 
     def run(self, batch: Batch) -> None:
-        """Send a batch to its worker; a stage that answers in parts is sent orders instead."""
-        raise NotImplementedError
-
-    def _work_of(self, place: int) -> Work | None:
-        """Return what a worker is at work on; None if it is idle, or gone."""
-        raise NotImplementedError
-
-    def _requests_of(self, place: int) -> list[Request]:
-        """Return the requests that a worker is at work on."""
         raise NotImplementedError
 
     def _learn(self, frame: Frame) -> None:
-        """Pass the timings of the warm-up on to the stage's policy."""
         raise NotImplementedError
 
     def moves_out(self, is_late: bool) -> bool:
-        """Report whether others can go on with what a worker has that is to go.
-
-        Args:
-            is_late: Whether the worker has had the time that it was given to finish it.
+        """Report whether others can go on with what a worker has that is to go; it is late if it
+        has had the time that it was given to finish.
         """
         return False
 
-    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        """Have what a lost worker owed run by others, or fail.
-
-        Returns:
-            Whether a request is to blame for the loss.
+    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
+        """Forget what was sent to a worker that is gone, and what was still to be sent; return the
+        requests that it cannot have begun with, None for all of them.
         """
         raise NotImplementedError
 
-    def _heard_too_late(self, place: int, frame: Frame) -> None:
+    def _received_too_late(self, place: int, frame: Frame) -> None:
         """Count the late results of a worker that was given up: others have its requests by now."""
-        raise NotImplementedError
+        if frame.kind in (FrameKind.REPLY, FrameKind.PARTS):
+            self._crew.late_results += len(frame.ids) - (frame.kind == FrameKind.PARTS)  # whose first id is none
+            self._workers[place].kill()  # it has come back, so it need not write down where it hung
 
     # -- starting
 
     def start(self) -> None:
-        """Start the workers that are due, as far as there is room, and the others in time."""
         now = self._driver.clock()
         for place in self.roster.due(now, self._starts.room_for(now, self.roster)):
             self._start(place)
@@ -168,19 +145,17 @@ class WorkerPool:
             self._timer = self._loop.call_later(when - now, self._driver.start_workers)
 
     def _log_waiting(self, waiting: int) -> None:
-        """Say once in the log that workers wait until others have loaded."""
         if waiting and not self._has_waiting:
             what = "1 worker" if waiting == 1 else f"{waiting} workers"
             text = (
                 "%s of stage %s will start when others have loaded, since %d may load at a time (max_parallel_starts)"
             )
-            about = {"model": self._driver.stats.name, "stage": self.name}
-            logger.info(text, what, self.name, self._starts.most, extra=about)
+            logger.info(text, what, self.name, self._starts.most, extra=self._about())
         self._has_waiting = waiting > 0
 
     def _start(self, place: int) -> None:
         self._began[place] = self._driver.clock()
-        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        on_frame, on_lost = partial(self._received, place), partial(self._lost, place)
         record = self.roster.places[place]
         new = self._launch.hire or _KINDS[self._launch.run_in]
         try:
@@ -205,15 +180,9 @@ class WorkerPool:
         return f"stage {self.name} is closing, or has failed" if self.roster.stopping or self.roster.failed else ""
 
     def admit(self, sock: socket.socket, hello: Hello) -> None:
-        """Let a worker join that has come by itself and proven itself.
-
-        Args:
-            sock: The connection to it.
-            hello: What it has said of itself.
-        """
         place = self.roster.admit()
         self._began[place] = self._driver.clock()
-        on_frame, on_lost = partial(self._heard, place), partial(self._lost, place)
+        on_frame, on_lost = partial(self._received, place), partial(self._lost, place)
         worker = JoinedWorker(sock, hello, on_frame, on_lost, trusts_resets=self._launch.is_idempotent)
         self._workers[place] = worker
         logger.info("worker %s joins", self._label(place), extra=self._about(place))
@@ -226,11 +195,9 @@ class WorkerPool:
 
     # -- what the workers say of themselves
 
-    def _heard(self, place: int, frame: Frame) -> None:
+    def _received(self, place: int, frame: Frame) -> None:
         """Take what a worker says of itself; what it says of its work is for the kinds of pools.
-
-        Raises:
-            FrameError: It must not send that now.
+        Raises FrameError.
         """
         if not frame.payloads:
             raise FrameError(f"a {frame.kind.name} frame without a payload")
@@ -247,7 +214,6 @@ class WorkerPool:
             raise FrameError(f"it must not send {frame.kind.name} now")
 
     def _changed_state(self, place: int, frame: Frame) -> None:
-        """Take note of a new state of a worker; one that is ready takes batches from now on."""
         record = self.roster.places[place]
         if record.is_guest and record.state == PlaceState.READY and frame.payloads[0] == LEAVING:
             self.turnover.retire(place)
@@ -269,7 +235,6 @@ class WorkerPool:
             self._driver.start_workers()
 
     def _log_readiness(self, place: int) -> None:
-        """Log that a worker is ready, the first one of its place or the successor of a lost one."""
         now, lost_at = self._driver.clock(), self._lost_at.pop(place, None)
         if lost_at is None:
             text, since = "worker %s is ready after %.2f s", self._began[place]
@@ -280,9 +245,8 @@ class WorkerPool:
     # -- ending
 
     def kill(self, place: int) -> None:
-        """Give up a worker that hangs.
-
-        Its batch counts as crashed from now on; its successor starts when it is gone.
+        """Give up a worker that hangs: its batch counts as crashed, and its successor starts when
+        it is gone.
         """
         worker = self._workers.get(place)
         if worker is None:
@@ -290,7 +254,7 @@ class WorkerPool:
         if worker.catch_up():  # this process is late itself: the worker had sent something that was not read
             self._driver.restart_hang_timer(self.stage, place)
             return
-        work = self._work_of(place)
+        work = self._crew.at_work.get(place)
         if work is None:
             return  # it has just been lost
         why = work.given_up
@@ -302,14 +266,13 @@ class WorkerPool:
         self._hurry_if_unserved()
         worker.close_input()  # what it has not read by now it never begins: it may wake up to write down where it hangs
         has_unread_batch = worker.has_unread_batch
-        worker.give_up(why, partial(self._heard_too_late, place))
+        worker.give_up(why, partial(self._received_too_late, place))
         if not self._hand_back(place, has_unread_batch) and slow:
             self._forgive(place, deaths=1)  # the stage is not to blame
         if self.roster.failed:
             self._fail(why)
 
     def kill_all(self) -> None:
-        """End every worker now."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.kill()
@@ -321,18 +284,15 @@ class WorkerPool:
             worker.close_input()
 
     def abandon(self) -> None:
-        """End every worker without the loop, which ends or has ended."""
         self.roster.stopping = True
         for worker in self._workers.values():
             worker.abandon()
         self._workers.clear()
 
     def drained(self, place: int) -> None:
-        """End a worker that was to go and has nothing left to do."""
         self.turnover.drained(place)
 
     async def stop(self, grace_s: float) -> None:
-        """End all workers; those that take longer than `grace_s` for their teardown are killed."""
         self.roster.stopping = True
         self.turnover.fail(Unavailable("the service is stopping", code="stopped"))
         if self._timer is not None:
@@ -355,14 +315,12 @@ class WorkerPool:
     # -- workers that are lost
 
     def _lost(self, place: int, why: str) -> None:
-        """Take note that a worker is gone; where it ran is forgotten once that has been logged."""
         self._do_without(place, why)
         stats = self._driver.stats.stages[self.stage]
         stats.elsewhere.pop(place, None)
         stats.sent_metrics.ended(place)
 
     def _do_without(self, place: int, why: str) -> None:
-        """Do what follows from the loss of a worker."""
         record, loss = self.roster.places[place], self._loss_of(place, why)
         if loss.state == PlaceState.HUNG:
             self.roster.is_gone(place)  # all else has been done when it was given up
@@ -388,7 +346,6 @@ class WorkerPool:
             self._low.popitem()[1].end()
 
     def _loss_of(self, place: int, why: str) -> Loss:
-        """Take a lost worker out, and return what is known of its end."""
         label, state, stats = self._label(place), self.roster.places[place].state, self._driver.stats.stages[self.stage]
         worker = self._workers.pop(place)
         self._low.pop(place, None)
@@ -399,7 +356,6 @@ class WorkerPool:
         return Loss(place, label, worker, state, why, failure)
 
     def _lost_of_ours(self, loss: Loss) -> None:
-        """Take note of the end of a worker that had been ready, and start its successor."""
         self._lost_at.setdefault(loss.place, self._driver.clock())
         if loss.state != PlaceState.HUNG:
             logger.error("worker %s is lost: %s", loss.label, loss.cause, extra=self._about(loss.place))
@@ -410,7 +366,6 @@ class WorkerPool:
         self._driver.start_workers()
 
     def _lost_newcomer(self, loss: Loss) -> None:
-        """Take note of the end of a worker that was not admitted yet, for who waits for it."""
         about = self._about(loss.place)
         logger.error("worker %s is lost before it had anything to do: %s", loss.label, loss.cause, extra=about)
         text = loss.failure or self._died(loss.place, "while loading", loss.why)
@@ -442,15 +397,27 @@ class WorkerPool:
     def _died(self, place: int, when: str, why: str) -> str:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
+    def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
+        unread = self._unread_by(place, has_unread_batch)
+        if unread is None:
+            self._driver.worker_left(self.stage, place)
+        elif self._driver.worker_lost(self.stage, place, unread):
+            text = f"stage %s: two workers were lost with the same {self._unit}, which fails and is not tried again"
+            logger.error(text, self.name, extra={**self._about(), "code": "request_crashed_worker"})
+            self._forgive(place)
+            return True
+        return False
+
     def _hand_back_of(self, place: int, worker: Worker) -> None:
         """Have others run what a lost worker owed; no request is to blame for a silent machine."""
         if worker.fell_silent and self._is_first_silence(place):
-            self._hand_back_unblamed(place)
+            self._unread_by(place)
+            self._driver.worker_left(self.stage, place)
         else:
             self._hand_back(place, worker.has_unread_batch)
 
     def _forget(self, place: int, cause: str) -> None:
-        """Remove the place of a worker that has no successor there."""
+        self._unread_by(place)
         for by_place in (self._began, self._failure, self._lost_at):
             by_place.pop(place, None)
         self.turnover.gone(place, cause)
@@ -460,25 +427,19 @@ class WorkerPool:
         if not self.roster.places[place].is_guest:
             self.roster.forgive(self._driver.clock(), deaths)
 
-    def _hand_back_unblamed(self, place: int) -> None:
-        """Have others run what a lost worker had; no request is to blame for its loss."""
-        self._driver.worker_left(self.stage, place)
-
     def _is_first_silence(self, place: int) -> bool:
         """Report whether none of the requests of a worker has met with a silent machine before.
 
-        Then it is not to blame, and may run again like any other. A machine that falls silent once
-        more with the same request may have been brought down by it.
+        Then it is not to blame. A second silence with the same request may be its fault.
         """
         if not self._launch.is_idempotent:
             return False
-        had = self._requests_of(place)
+        had = list(self._crew.at_work.get(place, ()))
         before = [request for request in self._fell_silent_with if request.state != DONE]
         self._fell_silent_with = [*before, *[request for request in had if request not in before]]
         return not any(request in before for request in had)
 
     def _fail(self, cause: str) -> None:
-        """Fail the stage after too many deaths: no worker is started any more."""
         last = cause.rpartition("\n")[2]  # of a traceback: what was raised
         text = f"stage {self.name} has failed: {MOST_DEATHS} workers in a row died without finishing a batch"
         logger.critical("%s; the last one: %s", text, last, extra={**self._about(), "code": "stage_failed"})
@@ -489,7 +450,6 @@ class WorkerPool:
     # -- the log
 
     def _about(self, place: int | None = None) -> dict[str, str]:
-        """Return the fields of a log line about the stage, or about one of its workers."""
         about = {"model": self._driver.stats.name, "stage": self.name}
         if place is not None:
             stats = self._driver.stats.stages[self.stage]
@@ -499,11 +459,9 @@ class WorkerPool:
         return about
 
     def _label(self, place: int) -> str:
-        """Return a worker's name for the log."""
         where = self._workers[place].where
         return self._about(place)["worker"] + (f" ({where})" if where else "")
 
 
 def new_roster(workers: int) -> Roster:
-    """Return a roster whose pauses between starts are spread at random."""
     return Roster(workers, random.random)

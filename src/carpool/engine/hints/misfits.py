@@ -1,11 +1,8 @@
 """All faults of an item that does not fit its type; msgspec itself reports only the first one.
 
-The item is taken apart along its type. A part that fits is passed over; one that does not is
-searched, and if nothing inside it is at fault, the part itself is. This is done only for items that
-have failed, and within bounds, beyond which a part reports its first fault only.
-
-Faults are searched for only after an item has failed, and in small items only, so reading stays one
-call of a compiled reader.
+Only items that have failed are taken apart along their type, so reading stays one call of a
+compiled reader. A part that does not fit is searched, and if nothing inside it is at fault, the
+part itself is. Beyond some bounds a part reports its first fault only.
 """
 
 from __future__ import annotations
@@ -58,11 +55,6 @@ class Unfit(ValueError):
 def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
     """Return all faults of a value made of builtins, in the order of the type's fields.
 
-    Args:
-        value: The value.
-        kind: The type that it does not fit.
-        convert: Converts parts of it to their types.
-
     Raises:
         BaseException: What code of the types raises, unless msgspec turns it into a
             `ValidationError`.
@@ -73,11 +65,8 @@ def all_of(value: Any, kind: Any, convert: Convert) -> list[Detail]:
 
 
 def first_of(error: msgspec.ValidationError, at: list[int | str]) -> list[Detail]:
-    """Return the fault that msgspec reports, or those that another library reports through it.
-
-    Args:
-        error: What msgspec has raised for a part of an item.
-        at: The path to that part.
+    """Return the fault that msgspec reports at the path `at`, or those that another library reports
+    through it.
     """
     text, steps = _text_and_path(error)
     loc = [*at, *steps]
@@ -134,12 +123,6 @@ class _Fields(NamedTuple):
 
 
 class _Search:
-    """The search for the faults of one item.
-
-    Attributes:
-        found: The faults found so far.
-    """
-
     def __init__(self, convert: Convert) -> None:
         self.found: list[Detail] = []
         self._convert = convert
@@ -147,13 +130,6 @@ class _Search:
         self._known: dict[int, tuple[Any, _Fields | None]] = {}
 
     def search(self, value: Any, kind: Any, at: list[int | str]) -> None:
-        """Find the faults of a part of the item, if it has any.
-
-        Args:
-            value: The part.
-            kind: The type that it should have.
-            at: The path to it.
-        """
         failure = self._failure(value, kind)
         if failure is None:
             return
@@ -175,7 +151,6 @@ class _Search:
         return None
 
     def _search_inside(self, value: Any, kind: Any, at: list[int | str], failure: msgspec.ValidationError) -> None:
-        """Search the items of a list, or the values and names of an object."""
         origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
         if isinstance(value, list):
             if origin is tuple and args[1:] != (...,):
@@ -230,14 +205,12 @@ class _Search:
         return meant[0] if len(meant) == 1 else None
 
     def _is_for_object(self, value: Any, kind: Any) -> bool:
-        """Report whether a member of a union is a type of objects, and tagged as this one is."""
         if (typing.get_origin(kind) or kind) in _DICTS:
             return True
         known = self._fields(kind) if isinstance(value, dict) else None
         return known is not None and known.tag_fits(value)
 
     def _check_names(self, value: dict[Any, Any], known: _Fields, at: list[int | str]) -> None:
-        """Report the fields of an object that are missing or unknown."""
         for name, field in known.fields.items():
             if field.required and name not in value:
                 text = f"Object missing required field `{name}`"
@@ -249,7 +222,6 @@ class _Search:
                     self._add({"loc": [*at, name], "msg": text, "type": "unknown_field"})
 
     def _check_key(self, key: Any, kind: Any, at: list[int | str]) -> None:
-        """Report a key of a dict that does not fit the type of its keys."""
         failure = None if kind in (str, Any) else self._failure({key: None}, dict[kind, Any])
         if failure is not None:
             for each in first_of(failure, []):
@@ -287,7 +259,6 @@ def _fields_of(kind: Any) -> _Fields | None:
 
 
 def _stripped(hint: Any) -> Any:
-    """Return the type of a TypedDict's key without `Required` and `NotRequired`."""
     while typing.get_origin(hint) in (Required, NotRequired):
         hint = typing.get_args(hint)[0]
     return hint

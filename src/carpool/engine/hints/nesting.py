@@ -1,9 +1,8 @@
 """A limit on how deep an item from outside may be nested.
 
-Reading JSON or msgpack takes a piece of the C stack for each level. With the usual recursion limit
-the interpreter itself refuses an item that is nested too deep. In a program that has raised the
-limit it does not, and two megabytes of `[` would end the process. So bodies are checked before they
-are read wherever the limit has been raised, and nowhere else.
+Reading JSON or msgpack takes a piece of the C stack for each level. The interpreter refuses an item
+that is nested too deep, unless the program has raised the recursion limit: then two megabytes of
+`[` would end the process. So bodies are checked first where the limit has been raised.
 
 Since Python 3.12 what is written in C has a limit of its own, which is larger and which no program
 can raise: there the interpreter always refuses, and the check only keeps to the same levels.
@@ -39,11 +38,8 @@ _MSGPACK_COUNTS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)
 
 
 def bounded(read: Callable[[Any], Any], is_deep: Callable[[Buffer], bool]) -> Callable[[Any], Any]:
-    """Make a reader that raises RecursionError for a deep body, whatever the recursion limit is.
-
-    Args:
-        read: Reads a body.
-        is_deep: Reports whether a body is nested deeper than `MOST_LEVELS`.
+    """Make a reader that raises RecursionError for bodies of which `is_deep` holds, whatever the
+    recursion limit is.
     """
 
     def read_bounded(body: Buffer) -> Any:
@@ -81,11 +77,7 @@ def is_deep_json(body: Buffer) -> bool:
 
 
 def is_deep_msgpack(body: Buffer) -> bool:
-    """Report whether arrays and maps are nested more than `MOST_LEVELS` deep.
-
-    In a malformed body, only what comes before the first error counts. It takes time in proportion
-    to the length of the body; items are followed one by one only if many could be containers.
-    """
+    """Report the same of arrays and maps in msgpack."""
     body = bytes(body)
     if len(body) - len(body.translate(None, _MSGPACK_CONTAINERS)) <= MOST_LEVELS:
         return False

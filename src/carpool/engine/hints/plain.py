@@ -80,8 +80,6 @@ def with_arrays(value: Any) -> Any:
     """Return a result as builtins and arrays of numpy's own numbers: a record is a dict, a moment
     the text that JSON has, and a tensor of any library is such an array.
 
-    A reader of it imports no other library, and finds the numbers that JSON has.
-
     Raises:
         Exception: What the value's own library raises, where it has no such array.
     """
@@ -131,7 +129,6 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _of_numpy(value: Any) -> Any:
-    """Return an array or a scalar of numpy as builtins."""
     dtype = value.dtype
     if dtype.names is not None:
         columns = [_of_numpy(value[name]) for name in dtype.names]
@@ -226,11 +223,8 @@ def _of_subclass(value: Any) -> Any:
 
 
 def why_unwritable(value: Any, check: Callable[[Any], object]) -> str | None:
-    """Return why a result cannot be written, and where in it that is; None if it can.
-
-    Args:
-        value: The result.
-        check: Writes a part of it, or raises why it cannot.
+    """Return why a result cannot be written, and where in it that is; None if it can. `check`
+    writes a part of it, or raises.
     """
     reason = _raised(check, value)
     if reason is None:
@@ -246,7 +240,6 @@ def why_unwritable(value: Any, check: Callable[[Any], object]) -> str | None:
 
 
 def _unwritable_part(value: Any, check: Callable[[Any], object]) -> tuple[str, Any, Exception] | None:
-    """Return the first part of a result that cannot be written: the step to it, itself, and why."""
     if isinstance(value, list | tuple):
         parts = [(f"[{i}]", each) for i, each in enumerate(value)]
     elif isinstance(value, Mapping):

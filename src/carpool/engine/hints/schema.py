@@ -1,13 +1,10 @@
 """Readers of items, writers of results, and JSON Schemas, all made from type hints with msgspec.
 
-Besides the types of msgspec (builtins, dataclasses, TypedDict, Struct, ...) an item may be a numpy
-array (nested lists on the wire) or a pydantic model. Both are recognised without importing their
-libraries.
+Besides the types of msgspec an item may be a numpy array (nested lists on the wire) or a pydantic
+model. Both are recognised without importing their libraries.
 
 A response is checked by reading it back (`_writer`): the reader is compiled once, so this is
-cheaper and stricter than inspecting the object. Objects that msgspec cannot read (pydantic
-models, arrays) stand as numbers in the text that is read back, and count if they are of the hinted
-type: their text need not read back the same. Readers and writers are made when the first item of
+cheaper and stricter than inspecting the object. Readers and writers are made when the first item of
 their format comes (`MadeWhenNeeded`), so a hint that JSON cannot express harms no caller without
 JSON; `App` makes them beforehand, to refuse it.
 """
@@ -63,7 +60,6 @@ def json_bytes(value: Any) -> bytes:
 
 
 def msgpack_bytes(value: Any) -> bytes:
-    """Return a value as msgpack, like `json_bytes`."""
     return _msgpack_encoder.encode(value)
 
 
@@ -79,7 +75,6 @@ def json_reader(kind: Any) -> Callable[[bytes], Any]:
 
 
 def msgpack_reader(kind: Any) -> Callable[[bytes], Any]:
-    """Make a function that reads one msgpack item of type `kind`; otherwise like `json_reader`."""
     return nesting.bounded(_msgpack_decoder(kind), nesting.is_deep_msgpack)
 
 
@@ -103,14 +98,10 @@ def _text(body: Any) -> str:
 
 
 class MadeWhenNeeded(dict[int, Callable[[Any], T]]):
-    """Readers or writers by format, some of which are made when the first item in the format comes.
+    """Readers or writers by format: those that are `ready`, and those that `makers` make when the
+    first item in the format comes.
 
-    Items of Python callers do not need these, so a type that cannot be read from JSON does not
-    stand in their way.
-
-    Args:
-        ready: The readers or writers that exist already.
-        makers: Functions that make the others.
+    Python callers need none, so a type that cannot be read from JSON does not stand in their way.
     """
 
     def __init__(
@@ -154,11 +145,6 @@ def why_misfit(value: Any, kind: Any, what: str) -> str | None:
     It can if either JSON or msgpack expresses it. Where they cannot express the type, only Python
     callers send and get such values, and those must be of the class that the hint names; anything
     else is not checked.
-
-    Args:
-        value: The value.
-        kind: The type.
-        what: What the value is called in the text.
     """
     if kind is Any:
         return None
@@ -202,9 +188,6 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
     """Translate a reader's exception: the item does not fit its type, or the body is malformed.
 
     Args:
-        error: What the reader raised.
-        what: "JSON" or "msgpack".
-        kind: The type that the reader reads.
         body: What the reader was given.
 
     Returns:
@@ -228,7 +211,6 @@ def as_our_error(error: BaseException, what: str, kind: Any = Any, body: Any = b
 
 
 def _details(error: msgspec.ValidationError, what: str, kind: Any, body: Any) -> list[Detail]:
-    """Return all faults of an item, or the one that msgspec found if the others cannot be had."""
     found: list[Detail] = []
     with contextlib.suppress(BaseException):  # converting runs code of the types
         if len(body) <= _LARGEST_TO_TAKE_APART:
@@ -253,10 +235,6 @@ def json_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes]:
 
     NaN and infinities never fit, since JSON cannot express them.
 
-    Args:
-        kind: The type of results.
-        what: What is written, for the text.
-
     Raises:
         TypeError: See `json_reader`.
     """
@@ -271,9 +249,8 @@ def msgpack_writer(kind: Any, what: str = "the result") -> Callable[[Any], bytes
 def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the JSON Schemas (2020-12) of types, and the components that they refer to.
 
-    Args:
-        types: The types. One that JSON cannot express, and None, has an empty schema.
-        ref_template: The form of a reference, with `{name}` for a component's name.
+    A type that JSON cannot express, and None, has an empty schema. `ref_template` is a reference
+    with `{name}` for a component's name.
     """
     schemas, components = msgspec.json.schema_components(
         [Any if t is None or why_unwritable(t) is not None else t for t in types],
@@ -284,12 +261,7 @@ def json_schema(types: list[Any], ref_template: str) -> tuple[list[dict[str, Any
 
 
 def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of results of a type; with pydantic it can differ from that of items.
-
-    Args:
-        kind: The type.
-        schema: The schema of items of that type.
-    """
+    """Return the schema of results of a type; with pydantic it can differ from that of items."""
     if not _is_pydantic(kind):
         return schema
     written: dict[str, Any] = kind.model_json_schema(mode="serialization")
@@ -297,7 +269,6 @@ def result_schema(kind: Any, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_example(value: Any) -> Any:
-    """Return an example made of builtins, as JSON would show it."""
     return msgspec.to_builtins(value, enc_hook=to_builtins)
 
 
@@ -316,17 +287,9 @@ def _writer(
 ) -> Callable[[Any], bytes]:
     """Make a function that writes a result and checks that what is written reads as `kind`.
 
-    That is strict about the inside of a result, takes numpy scalars for numbers as the wire does,
-    and takes less time than inspecting the object, because the reader is compiled once. Objects
-    that msgspec cannot read (pydantic models, arrays) fit, too, if they are of the type that the
-    hint names: their library has checked them, and may not read what it writes.
-
-    Args:
-        encode: Writes a result.
-        read: Reads what was written.
-        kind: The type of results.
-        what: What is written, for the text.
-        writes_nan_as_null: Whether NaN is written as null, and is to be refused.
+    That takes numpy scalars for numbers as the wire does. Objects that msgspec cannot read
+    (pydantic models, arrays) fit, too, if they are of the type that the hint names: their library
+    has checked them, and may not read what it writes.
     """
     write_anything = _unchecked_writer(encode, writes_nan_as_null=writes_nan_as_null)
     if kind is Any:
@@ -359,8 +322,6 @@ def _writer(
 
 
 def _unchecked_writer(encode: Callable[[Any], bytes], *, writes_nan_as_null: bool) -> Callable[[Any], bytes]:
-    """Make a function that writes results of any type; see `_writer`."""
-
     def write(value: Any) -> bytes:
         try:
             body = encode(value)
@@ -425,12 +386,10 @@ def _holds_nan(value: Any) -> bool:
 
 
 def _kinds_in(kind: Any) -> set[type]:
-    """Return which of msgspec's kinds of types occur in a type."""
     return {type(info) for info in _parts_of(kind)}
 
 
 def _parts_of(kind: Any) -> list[Any]:
-    """Return msgspec's description of a type and of all types and fields inside it."""
     seen: dict[int, Any] = {}
     todo: list[Any] = [msgspec.inspect.type_info(kind)]
     while todo:
@@ -486,7 +445,6 @@ def _as_it_is(kind: Any, value: Any) -> Any:
 
 
 def _from_builtins(kind: Any, value: Any) -> Any:
-    """Convert a part of an item to a type that msgspec cannot read."""
     if is_array_type(kind):
         return _to_array(kind, value)
     if _is_pydantic(kind):
@@ -497,7 +455,7 @@ def _from_builtins(kind: Any, value: Any) -> Any:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Convert a part of a JSON item, where a strict pydantic model expects dates as text."""
+    """Convert a part of a JSON item: a strict pydantic model expects dates as text."""
     if _is_pydantic(kind):
         return _validated(kind.model_validate_json, _json_encoder.encode(value), kind, value)
     return _from_builtins(kind, value)
@@ -520,12 +478,6 @@ def _pydantic_reader(kind: Any) -> Callable[[bytes], Any]:
 def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any) -> Any:
     """Make a pydantic model of a part of an item.
 
-    Args:
-        validate: A method of the model's class.
-        form: The part, in the form that `validate` takes.
-        kind: The model's class.
-        value: The part, made of builtins.
-
     Raises:
         ValueError: The part does not fit.
     """
@@ -540,7 +492,7 @@ def _validated(validate: Callable[[Any], Any], form: Any, kind: Any, value: Any)
 
 
 def fitted(value: Any, kind: Any) -> Any:
-    """Return a value that is made of builtins and arrays as an item of type `kind`.
+    """Return a value made of builtins and arrays as an item of type `kind`.
 
     Raises:
         ValidationError: It does not fit.
@@ -564,13 +516,11 @@ def _problems(error: ValueError) -> list[dict[str, Any]]:
 
 
 def _in_one_line(problem: dict[str, Any]) -> str:
-    """Return pydantic's description of a fault in one line, with the path of the field."""
     path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in problem["loc"])
     return f"{problem['msg']} - at `${path}`"
 
 
 def _to_array(kind: Any, value: Any) -> Any:
-    """Make a numpy array, of the dtype that the hint names, of nested lists of numbers."""
     import numpy as np
 
     array = as_array(value)  # ragged lists raise ValueError here
@@ -593,7 +543,7 @@ def _to_array(kind: Any, value: Any) -> Any:
 
 
 def dtype_of(kind: Any) -> Any:
-    """Return the dtype in `NDArray[np.float32]`; None for a bare `np.ndarray`."""
+    """Return the dtype in `NDArray[...]`; None for a bare `np.ndarray`."""
     import numpy as np
 
     for argument in typing.get_args(kind)[1:]:

@@ -3,9 +3,8 @@
 They are the numbers of `/metrics`, before anything is divided or averaged: a page that shows them
 compares two moments.
 
-`PastFigures` keeps those of the last ten minutes, for people who open the dashboard afterwards. One
-sample is kept of each `EVERY_S` seconds, as JSON and without what only the latest figures are
-shown of: some kilobytes a service. So the ring takes at most `MOST_BYTES`, however many there are.
+`PastFigures` keeps those of the last ten minutes, one sample for each `EVERY_S` seconds, as JSON
+and without what only the latest figures are shown of, in at most `MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ _RULES = {
 
 
 def figures(services: Sequence[Stats], now: float) -> dict[str, Any]:
-    """Return the figures of all services at `now`, in seconds of the driver's clock."""
     return {
         "time": now,
         "bounds_s": list(DURATION_BOUNDS),
@@ -66,7 +64,6 @@ def _service(stats: Stats, now: float) -> dict[str, Any]:
 
 
 def _graph(picture: Picture, stats: Stats) -> dict[str, Any]:
-    """Return how a graph is drawn, with what is known of each place."""
     return {
         "width": picture.width,
         "height": picture.height,
@@ -121,7 +118,6 @@ def _stage(stage: StageStats, now: float) -> dict[str, Any]:
 
 
 def _decision(stage: StageStats, why: dict[str, Any]) -> str:
-    """Say why the last batch of a stage went, or why none goes."""
     if stage.roster is not None and stage.roster.failed:
         return "it has failed, so no batch goes any more"
     if "rule" in why and not stage.batch_sizes:
@@ -130,7 +126,6 @@ def _decision(stage: StageStats, why: dict[str, Any]) -> str:
 
 
 def _worker(place: int, stage: StageStats, record: PlaceRecord) -> dict[str, Any]:
-    """Return the figures of a worker, and where it runs if it has joined from somewhere else."""
     name = stage.worker_name(place)
     found = {"place": place, "name": name, "state": str(record.state), "restarts": max(0, record.starts - 1)}
     if (hello := stage.elsewhere.get(place)) is not None:
@@ -155,7 +150,6 @@ def _histogram(durations: Durations) -> dict[str, Any]:
 
 
 def _cost(policy: Any) -> dict[str, Any] | None:
-    """Return the curve that a policy has learned, and the points that it was learned from."""
     cost = getattr(policy, "cost", None)
     if not isinstance(cost, CostModel) or not cost.samples:
         return None
@@ -164,7 +158,6 @@ def _cost(policy: Any) -> dict[str, Any] | None:
 
 
 def in_words(why: dict[str, Any], queued: int) -> str:
-    """Say by which rule a policy has sent its last batch."""
     if "error" in why:
         return f"its policy raises: {why['error']}"
     if why.get("policy") == "onebyone":
@@ -184,7 +177,6 @@ def in_words(why: dict[str, Any], queued: int) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Report whether JSON can say a value, which a policy of the user's may have made."""
     if type(value) is float:
         return -inf < value < inf
     if type(value) is int:
@@ -200,8 +192,8 @@ def problems(
     Args:
         before: The figures a few seconds ago; None if there are none.
         now: The figures.
-        long_before: Those since which workers have died lately; `before` if there are none. What
-            becomes of requests lasts longer than the death of a worker that it comes from.
+        long_before: Those since which workers have died lately. The effects on requests last longer
+            than the death of a worker.
     """
     found: list[tuple[int, str, str]] = []
     earlier = _by_run(before)
@@ -220,12 +212,10 @@ def problems(
 
 
 def _by_run(figures: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """Return the services of some figures by their runs."""
     return {} if figures is None else {service["run"]: service for service in figures["services"]}
 
 
 def _counts(before: dict[str, Any], now: dict[str, Any]) -> dict[str, int]:
-    """Return what became of the latest requests of a service."""
     return {outcome: n - before["outcomes"].get(outcome, 0) for outcome, n in now["outcomes"].items()}
 
 
@@ -236,18 +226,12 @@ def _hurts(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def _died(before: dict[str, Any], now: dict[str, Any]) -> int:
-    """Return how many workers of a stage have died lately."""
     return int(now.get("restarts", 0) - before.get("restarts", 0))
 
 
 def _of_stage(model: str, stage: dict[str, Any], before: dict[str, Any], *, hurts: bool) -> list[tuple[int, str, str]]:
-    """Return what is wrong with a stage as it stands.
-
-    Args:
-        model: The service's name.
-        stage: Its figures.
-        before: Its figures a few seconds ago.
-        hurts: Whether callers have noticed: then workers that died or are missing are the cause.
+    """Return what is wrong with a stage; if `hurts`, workers that died or are missing are the
+    cause.
     """
     name, states = f"Stage {stage['name']} of {model}", [worker["state"] for worker in stage["workers"]]
     ready = states.count("ready")
@@ -301,7 +285,6 @@ def _is_lost(worker: dict[str, Any]) -> bool:
 
 
 def _of_traffic(before: dict[str, Any], now: dict[str, Any], *, lacks_workers: bool) -> list[tuple[int, str, str]]:
-    """Return what is wrong with what became of the latest requests."""
     model = now["name"]
     counts = _counts(before, now)
     total = sum(counts.values())
@@ -338,7 +321,6 @@ def _of_traffic(before: dict[str, Any], now: dict[str, Any], *, lacks_workers: b
 
 
 def _share(part: int, whole: int) -> str:
-    """Return a share in percent, as people say it."""
     percent = 100 * part / whole
     return f"{percent:.0f} %" if percent >= 1 else "Less than 1 %"
 
@@ -356,11 +338,7 @@ _OF_A_STAGE = ("name", "batch_sizes", "queue", "compute", "idle_gap", "queued")
 
 
 class PastFigures:
-    """A bounded ring of figures, see `figures`, oldest first.
-
-    Args:
-        most_bytes: How many bytes of JSON are kept at most.
-    """
+    """A bounded ring of figures, see `figures`, oldest first."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -369,7 +347,6 @@ class PastFigures:
         self._latest: deque[dict[str, Any]] = deque()  # those of the last minute, whole
 
     def note(self, figures: dict[str, Any]) -> None:
-        """Keep the figures of now."""
         now = figures["time"]
         sample = msgspec.json.encode({"time": now, "services": [_slim(each) for each in figures["services"]]})
         self._samples.append((now, sample))
@@ -389,11 +366,9 @@ class PastFigures:
         return found
 
     def as_json(self) -> bytes:
-        """Return all samples as a list in JSON."""
         return b"[" + b",".join([sample for _, sample in self._samples]) + b"]"
 
 
 def _slim(service: dict[str, Any]) -> dict[str, Any]:
-    """Return of the figures of a service what is shown over time."""
     stages = [{name: stage[name] for name in _OF_A_STAGE} for stage in service["stages"]]
     return {**{name: service[name] for name in _OF_A_SERVICE}, "stages": stages}

@@ -1,7 +1,7 @@
-"""What a batch function has done so far, in numbers.
+"""Counts the work of a batch function.
 
-A lone call in a thread adds to one sum, a batch to a few; everything else is computed when
-somebody asks.
+A lone call in a thread adds to one sum, a batch to a few; everything else is computed when somebody
+asks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class CallCounts:
         self.latency_s = self.queue_s = self.compute_s = self.alone_s = self.alone_failed_s = 0.0
 
     def ran(self, batch: Batch) -> None:
-        """Count a batch that goes, or has gone."""
         requests = batch.requests
         n = len(requests)
         try:
@@ -45,7 +44,6 @@ class CallCounts:
         self.queue_s += n * batch.started - sum([request.arrived for request in requests])
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Count the latency of those requests that have an answer without an error."""
         admitted = [request.admitted for request in requests if request.error is None]
         self.latency_s += len(admitted) * now - sum(admitted)
 
@@ -115,7 +113,6 @@ class FunctionSnapshot:
         return _mean(self.compute_s, self.batches)
 
     def __str__(self) -> str:
-        """Return the numbers as a table."""
         sizes = ", ".join(f"{n}: {count}" for n, count in self.batch_sizes.items())
         rows = {
             "calls": f"{self.calls} ({self.errors} errors, {self.cancelled} cancelled)",
@@ -130,14 +127,7 @@ class FunctionSnapshot:
 
 
 def snapshot(name: str, core: Core, counts: CallCounts, lone_running: int = 0) -> FunctionSnapshot:
-    """Return the numbers of one driver.
-
-    Args:
-        name: The name of the function.
-        core: The driver's core, of one stage.
-        counts: What the driver has counted.
-        lone_running: How many calls run alone now, beside the core.
-    """
+    """Return the numbers of one driver; `lone_running` calls run now beside its core."""
     sizes = dict(counts.batch_sizes)
     if core.flow.alone:
         sizes[1] = sizes.get(1, 0) + core.flow.alone
@@ -183,23 +173,15 @@ class _FunctionStage(StageStats):
     counts: CallCounts
 
     def started(self, batch: Batch) -> None:
-        """Count a batch, and log its reason if it is another one than the last."""
         if batch.reason != self._last_reason:
             self._log_reason(batch)
         self.counts.ran(batch)
 
     def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
-        """Count the seconds of a batch."""
         self.counts.compute_s += busy_s
 
 
 class FunctionStats(Stats):
-    """Counts what an async batch function does on one event loop.
-
-    Attributes:
-        counts: The sums.
-    """
-
     stage_stats = _FunctionStage
 
     def __init__(self, name: str, core: Core) -> None:
@@ -210,7 +192,6 @@ class FunctionStats(Stats):
         stage.counts = self.counts
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Count the latency of answers; the core counts the answers themselves."""
         self.counts.answered(requests, now)
 
 

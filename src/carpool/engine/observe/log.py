@@ -46,7 +46,6 @@ def set_up(format: str, level: int = logging.INFO) -> None:
     """Send the program's logs to stderr, and our own whatever the program does to its logging.
 
     Args:
-        format: `text` or `json`.
         level: The least important level that is shown; what workers print is always shown.
     """
     global _kept
@@ -79,18 +78,16 @@ def _keep(handler: logging.Handler, level: int) -> None:
 
 
 def is_json() -> bool:
-    """Report whether the lines are JSON objects."""
     return _kept is not None and isinstance(_kept.formatter, JsonLines)
 
 
 def flush() -> None:
-    """Wait a moment for all lines to be written."""
     if _kept is not None:
         _kept.flush()
 
 
 def level_of(name: str) -> int:
-    """Return the number of a log level. Raises ValueError if there is none of that name."""
+    """Raises ValueError if there is no level of that name."""
     levels = ("debug", "info", "warning", "error")
     if name not in levels:
         raise ValueError(f"log_level must be one of {', '.join(levels)}, not {name!r}")
@@ -105,18 +102,15 @@ class _ThroughOutlet(logging.Handler):
         self._outlet = Outlet(lambda: sys.stderr, self._as_line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; errors in doing so are handled as `logging` handles them."""
         try:
             self._outlet.write(self.format(record))
         except Exception:
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment for all lines to be written."""
         self._outlet.flush()
 
     def _as_line(self, text: str) -> str:
-        """Return a text of ours as a line of the log."""
         return self.format(logging.LogRecord("carpool", logging.WARNING, "", 0, text, None, None))
 
 
@@ -157,13 +151,11 @@ class JsonLines(logging.Formatter):
 
 
 def worker_line(worker: str, is_error: bool, line: str) -> None:
-    """Log a line that a worker has printed; this is a `LineSink`."""
     about = {"worker": worker, "stage": worker.rpartition("/")[0], "is_error": is_error}
     _worker_logger.info("%s", line, extra=about)
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return the message, with its traceback if there is one, cut to a bearable length."""
     text = record.getMessage()
     if record.exc_info:
         text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
@@ -188,9 +180,6 @@ class Outlet:
     Args:
         stream: Returns the stream. It is called for each line, since programs replace `sys.stdout`.
         as_line: Returns a text about dropped lines as a line like the others.
-
-    Attributes:
-        dropped: How many lines have been dropped since the last line about dropped ones.
     """
 
     def __init__(self, stream: Callable[[], TextIO], as_line: Callable[[str], str] = "({})".format) -> None:
@@ -201,7 +190,6 @@ class Outlet:
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Have a line written, without ever blocking."""
         if self._lines.qsize() >= _MOST_LINES:
             self.dropped += 1
             return
@@ -216,7 +204,6 @@ class Outlet:
             self._thread.start()
 
     def flush(self, timeout_s: float = _LAST_LINES_S) -> None:
-        """Wait until all lines have been written, but at most for `timeout_s` seconds."""
         if self._thread is not None and self._thread.is_alive():
             written = threading.Event()
             self._lines.put(written)
@@ -258,7 +245,6 @@ _STDERR = Outlet(lambda: sys.stderr)
 
 
 def print_line(worker: str, is_error: bool, line: str) -> None:
-    """Print a worker's line to this process's stdout or stderr, as the default sink."""
     (_STDERR if is_error else _STDOUT).write(f"[{worker}] {line}")
 
 

@@ -53,11 +53,7 @@ class _Found(NamedTuple):
 
 
 class OwnMetricsOfWorkers(Collector):
-    """The folder in which workers leave their metrics, and what is in it.
-
-    Attributes:
-        folder: Where it is; only this user may look into it.
-    """
+    """The folder in which workers leave their metrics, into which only this user may look."""
 
     def __init__(self) -> None:
         _remove_abandoned()
@@ -70,24 +66,18 @@ class OwnMetricsOfWorkers(Collector):
         self._past = Counted()  # of workers on this machine
 
     def seen(self, pids: Iterable[int], sent: Sequence[SentMetrics] = (), *, has_own_stages: bool = True) -> None:
-        """Note which workers live now.
-
-        Args:
-            pids: Those on this machine.
-            sent: What those elsewhere have sent, of each stage.
-            has_own_stages: Whether stages run in this process as well.
+        """Note which workers live now: their `pids` on this machine, and what those elsewhere have
+        sent, of each stage.
         """
         self._alive = frozenset(pids)
         self._sent = sent
         self._has_own_stages = has_own_stages
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the user's metrics."""
         here = _of_this_process()
         all_ = _Found(here, [], []) if self._has_own_stages else _Found([], [], here)
         for path, pid, families in read_all(self.folder):
@@ -113,7 +103,6 @@ class OwnMetricsOfWorkers(Collector):
 
 
 def _of_this_process() -> list[Family]:
-    """Return the user's metrics of stages that run in this process."""
     try:
         return families_of(REGISTRY)
     except BaseException as error:  # collectors are the user's, and other metrics are wanted all the same
@@ -151,7 +140,6 @@ def _is_alive(pid: int) -> bool:
 
 
 def _merged(found: _Found) -> Iterator[Metric]:
-    """Yield one metric of several processes, unless it is of those that have ended only."""
     kind = (found.living or found.imported or found.past)[0].kind
     now = found.living or found.imported
     counted = now if kind in OF_NOW else [*found.living, *found.past, *found.imported]
@@ -179,5 +167,4 @@ def _merged(found: _Found) -> Iterator[Metric]:
 
 
 def _common_bounds(families: list[Family]) -> frozenset[str]:
-    """Return the bounds that all of these have which have any."""
     return frozenset.intersection(*([family.bounds for family in families if family.bounds] or [frozenset()]))

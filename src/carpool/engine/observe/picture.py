@@ -2,8 +2,7 @@
 
 Graphs are lines in lines, so a picture needs no search for a good order: the elements of a line
 stand beside each other, branches below each other, and each block has a dot where it opens and one
-where it closes. So exactly one line comes to each stage, and what is known of the place (how many
-requests came, how long they waited) is known of that line.
+where it closes. So exactly one line comes to each stage.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ _LIST = "each"  # the name of the body of a list among names of branches
 
 
 class Branch(NamedTuple):
-    """A branch of a block.
-
-    Attributes:
-        block: The number of the block in its graph.
-        name: The name of the branch.
-    """
+    """A branch of the block with this number in its graph."""
 
     block: int
     name: str
@@ -86,15 +80,6 @@ _End: TypeAlias = tuple[int, str, float | None]
 
 @dataclass(slots=True)
 class Picture:
-    """A graph as it is drawn.
-
-    Attributes:
-        width: In widths of a stage.
-        height: In heights of a stage.
-        dots: Things, in the order in which they are read.
-        links: The lines between them.
-    """
-
     width: float = 0.0
     height: float = 0.0
     dots: list[Dot] = field(default_factory=list)
@@ -102,7 +87,6 @@ class Picture:
 
 
 def picture(graph: Graph) -> Picture:
-    """Return the picture of a graph."""
     found = Picture()
     line = _line(graph.start)
     found.height = _height(line)
@@ -116,7 +100,6 @@ def picture(graph: Graph) -> Picture:
 
 
 def places(graph: Graph) -> dict[Node, PlaceInGraph]:
-    """Return where each place of a graph is."""
     found: dict[Node, PlaceInGraph] = {}
     counts: dict[str, int] = {}
     for node, inside in _walk(_line(graph.start), (), count()):
@@ -141,7 +124,6 @@ def _line(after: After, stop: After = None) -> _Line:
 
 
 def _branches(block: Fork | Each | Switch) -> list[tuple[str, _Line]]:
-    """Return the branches of a block, with their names."""
     if isinstance(block, Fork):
         names = block.names or [str(i) for i in range(len(block.branches))]
         return [(name, _line(branch, JOIN)) for name, branch in zip(names, block.branches, strict=True)]
@@ -181,18 +163,8 @@ _SIGNS: dict[type, tuple[Kind, Kind]] = {
 def _draw(
     found: Picture, line: _Line, x: float, top: float, height: float, ends: list[_End]
 ) -> tuple[float, list[_End]]:
-    """Draw a line.
-
-    Args:
-        found: The picture.
-        line: What is drawn.
-        x: Where it begins.
-        top: The upper border of the room that it has.
-        height: The height of the room.
-        ends: The dots at which lines begin that lead here, and the names of these.
-
-    Returns:
-        Where it ends, and the dots at which lines begin that lead on.
+    """Draw a line into the room of a `height` below `top`, and return where it ends, and the dots
+    at which lines begin that lead on.
     """
     middle = top + height / 2
     for each in line:
@@ -227,7 +199,6 @@ def _draw_block(
 
 
 def _link(found: Picture, ends: list[_End]) -> list[_End]:
-    """Draw lines to the latest dot, and return where those begin that lead on."""
     latest = len(found.dots) - 1
     found.links += [Edge(begins, latest, name, y) for begins, name, y in ends]
     return [(latest, "", None)]

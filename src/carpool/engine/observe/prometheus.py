@@ -8,7 +8,6 @@ no client can add series.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from prometheus_client import exposition
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
@@ -23,28 +22,11 @@ _STAGE = ("model", "stage")
 _PLACE = (*_STAGE, "place")
 
 
-class Callers(Protocol):
-    """Who has asked.
-
-    Attributes:
-        requests: How many requests each caller has made, by the name of its key.
-        rejected: How many requests had no key, or a wrong one.
-    """
-
-    requests: dict[str, int]
-    rejected: int
-
-
 def render(
     services: Sequence[Stats], now: float, accept: str = "", more: Iterable[Collector] = ()
 ) -> tuple[bytes, str]:
-    """Return the metrics of all services at `now`, and their content type.
-
-    Args:
-        services: The services.
-        now: The time.
-        accept: The header that says which format is wanted.
-        more: Collectors of other metrics.
+    """Return the metrics of all services at `now`, and their content type; `accept` is the header
+    that says which format is wanted, `more` has collectors of other metrics.
     """
     registry = CollectorRegistry()
     registry.register(_Services(services, now))
@@ -55,40 +37,34 @@ def render(
 
 
 class _Services(Collector):
-    """Collects the metrics of some services at one moment."""
-
     def __init__(self, services: Sequence[Stats], now: float) -> None:
         self._services = services
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every metric, each with all services and stages."""
         yield from service_metrics(self._services, self._now)
 
 
 class CallerMetrics(Collector):
-    """Collects the metrics of those who ask."""
+    """Collects how many requests each caller has made, and how many had no key or a wrong one."""
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    def __init__(self, requests: Mapping[str, int], rejected: int) -> None:
+        self._requests = requests
+        self._rejected = rejected
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of callers; there are as many as keys."""
         requests = CounterMetricFamily("carpool_caller_requests", "Requests, by the name of their key.", labels=["key"])
-        for name, count in self._callers.requests.items():
+        for name, count in self._requests.items():
             requests.add_metric((name,), count)
         yield requests
         yield CounterMetricFamily(
-            "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._callers.rejected
+            "carpool_unauthorized", "Requests without a key, or with a wrong one.", value=self._rejected
         )
 
 
 class ConnectionMetrics(Collector):
-    """Collects how many connections of a server each service has, by its name, and who was refused.
-
-    Args:
-        connections: How many are open, by the name of the service.
-        refused: How many have been refused for want of room.
+    """Collects how many connections each service has open, and how many were refused for want of
+    room.
     """
 
     def __init__(self, connections: Mapping[str, int], refused: int) -> None:
@@ -96,7 +72,6 @@ class ConnectionMetrics(Collector):
         self._refused = refused
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics of connections."""
         connections = GaugeMetricFamily(
             "carpool_connections", "Open connections, by the model that they have asked last.", labels=("model",)
         )
@@ -111,7 +86,6 @@ class ConnectionMetrics(Collector):
 
 
 def service_metrics(services: Sequence[Stats], now: float) -> Iterator[Metric]:
-    """Yield every metric at `now`, each with all services and stages."""
     yield from _requests(services)
     stages = [(stats.name, stage) for stats in services for stage in stats.stages]
     yield from _queues(stages)
@@ -132,7 +106,6 @@ _Stages = list[tuple[str, StageStats]]
 
 
 def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
-    """Yield the metrics of requests, by service."""
     outcomes = CounterMetricFamily("carpool_requests", "Requests, by what became of them.", labels=("model", "outcome"))
     overloads = CounterMetricFamily(
         "carpool_overloads", "Requests that were refused (429), by the reason.", labels=("model", "reason")
@@ -163,7 +136,6 @@ def _requests(services: Sequence[Stats]) -> Iterator[Metric]:
 
 
 def _queues(stages: _Stages) -> Iterator[Metric]:
-    """Yield the metrics of queues, by stage."""
     length = GaugeMetricFamily("carpool_queue_length", "Requests waiting for a worker.", labels=_STAGE)
     nbytes = GaugeMetricFamily("carpool_queue_bytes", "Bytes of the requests waiting for a worker.", labels=_STAGE)
     waited = HistogramMetricFamily(
@@ -180,7 +152,6 @@ def _queues(stages: _Stages) -> Iterator[Metric]:
 
 
 def _places(services: Sequence[Stats]) -> Iterator[Metric]:
-    """Yield how requests waited at each place of stages that stand at several ones."""
     came = CounterMetricFamily("carpool_place_requests", "Requests that came to a place of a stage.", labels=_PLACE)
     length = GaugeMetricFamily("carpool_place_queue_length", "Requests waiting at a place of a stage.", labels=_PLACE)
     waited = HistogramMetricFamily(
@@ -199,7 +170,6 @@ def _places(services: Sequence[Stats]) -> Iterator[Metric]:
 
 
 def _batches(stages: _Stages) -> Iterator[Metric]:
-    """Yield the metrics of batches, by stage."""
     sizes = HistogramMetricFamily("carpool_batch_size", "Requests in a call of the model.", labels=_STAGE)
     reasons = CounterMetricFamily(
         "carpool_batches", "Batches, by the reason why they were sent to a worker.", labels=(*_STAGE, "reason")
@@ -234,7 +204,6 @@ def _batches(stages: _Stages) -> Iterator[Metric]:
 
 
 def _failures(stages: _Stages) -> Iterator[Metric]:
-    """Yield the metrics of batches that failed or ran out of memory, by stage."""
     split = CounterMetricFamily(
         "carpool_split_batches", "Batches that raised an error and were run again in parts.", labels=_STAGE
     )
@@ -262,7 +231,7 @@ def _failures(stages: _Stages) -> Iterator[Metric]:
 
 
 def _policies(stages: _Stages, now: float) -> Iterator[Metric]:
-    """Yield what policies explain about themselves, as far as it means the same for all of them."""
+    """Yield the explanations of policies that mean the same for all of them."""
     info = GaugeMetricFamily(
         "carpool_policy_info",
         "Always 1; the labels say the policy and the rule of its last decision.",
@@ -309,7 +278,6 @@ def _shortest_and_longest(costs: object) -> Iterator[tuple[str, float]]:
 
 
 def _workers(stages: _Stages) -> Iterator[Metric]:
-    """Yield the metrics of workers and their replies, by stage."""
     states = GaugeMetricFamily("carpool_workers", "Workers, by state.", labels=(*_STAGE, "state"))
     restarts = CounterMetricFamily("carpool_worker_restarts", "Workers that have been replaced.", labels=_STAGE)
     gaps = HistogramMetricFamily(
@@ -348,7 +316,6 @@ def _workers(stages: _Stages) -> Iterator[Metric]:
 
 
 def _streams(services: _Streams) -> Iterator[Metric]:
-    """Yield the metrics of answers that callers take part by part, by service."""
     ends = CounterMetricFamily(
         "carpool_streams", "Answers that callers took part by part, by how they ended.", labels=("model", "end")
     )
@@ -377,7 +344,6 @@ def _streams(services: _Streams) -> Iterator[Metric]:
 
 
 def _running_sets(services: _Streams) -> Iterator[Metric]:
-    """Yield the metrics of running sets and their steps, by stage."""
     running = GaugeMetricFamily("carpool_running", "Requests in the running sets of workers.", labels=_STAGE)
     size = GaugeMetricFamily(
         "carpool_running_size", "Units, as of size=, that the running sets may come to hold.", labels=_STAGE
@@ -411,7 +377,6 @@ def _running_sets(services: _Streams) -> Iterator[Metric]:
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Return cumulative counts by upper bound, as Prometheus wants them."""
     buckets: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip(DURATION_BOUNDS, durations.counts, strict=False):
@@ -431,7 +396,6 @@ _FUNCTION = ("function",)
 
 
 def function_metrics(snapshots: Sequence[FunctionSnapshot]) -> Iterator[Metric]:
-    """Yield every metric, each with all functions."""
     yield from _calls(snapshots)
     yield from _times(snapshots)
 

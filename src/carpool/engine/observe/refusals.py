@@ -1,13 +1,9 @@
-"""Sums up for the log what was refused, was late, broke off or went on elsewhere.
+"""Sums up for the log what was refused, was late, broke off or went on elsewhere; and the outcomes
+of a request, each with its errors and its text for clients.
 
-It decides when a line is due, and what it says.
-
-An overloaded service refuses thousands of requests a second, and a line for each would hide all
-other lines. The first refusal of a kind has a line at once, and those that follow are summed up
-every ten seconds. The caller that counts here asks for the lines that are due and writes them; this
-file has no clock and no log.
-
-The outcomes of a request are here, too, each with its errors and its text for clients.
+An overloaded service refuses thousands of requests a second. The first refusal of a kind has a line
+at once, and those that follow are summed up every ten seconds. The caller asks for the lines that
+are due and writes them; this file has no clock and no log.
 """
 
 from __future__ import annotations
@@ -63,8 +59,6 @@ class Reason(NamedTuple):
 
     Attributes:
         status: Of the answer in HTTP; 0 where there is none of this kind.
-        code: For programs.
-        text: For people.
         verb: What was done to the requests.
         is_alarming: Whether the service has trouble; else its callers have, or it starts or ends.
     """
@@ -82,20 +76,13 @@ _OTHER = Reason(500, "other", "other reasons", "refused", True)
 
 
 class Summary(NamedTuple):
-    """One line.
-
-    Attributes:
-        reason: Why.
-        requests: How many.
-        period_s: Since the last line about the reason; None if this is the first one.
-    """
+    """One line; `period_s` is since the last one about the reason, None if this is the first."""
 
     reason: Reason
     requests: int
     period_s: float | None
 
     def __str__(self) -> str:
-        """Say it in words."""
         reason = self.reason
         period = "" if self.period_s is None else f" in the last {max(self.period_s, 1):.0f} s"
         status = f" ({reason.status})" if reason.status else ""
@@ -103,10 +90,7 @@ class Summary(NamedTuple):
 
 
 class Refusals:
-    """Counts refusals by reason.
-
-    A reason is open from its first refusal until `EVERY_S` seconds have passed without any. Its
-    opening has a line at once, and later ones at most once in `EVERY_S` seconds.
+    """Counts refusals by reason, each open until `EVERY_S` seconds have passed without any.
 
     Attributes:
         is_due: Whether a reason has been opened that has had no line yet.
@@ -130,12 +114,10 @@ class Refusals:
         self._note(reason._replace(text=text, verb="broke off", is_alarming=reason.code not in _ENDING))
 
     def went_on(self, streams: int) -> None:
-        """Count streams that go on from the parts that they have had."""
         if streams:
             self._note(_WENT_ON, streams)
 
     def _note(self, reason: Reason, times: int = 1) -> None:
-        """Count a reason, and have a line about it."""
         if reason not in self._counts:
             if len(self._counts) >= _MOST_REASONS:
                 reason = _OTHER
@@ -144,11 +126,8 @@ class Refusals:
         self._counts[reason] = self._counts.get(reason, 0) + times
 
     def take(self, now: float, *, everything: bool = False) -> Sequence[Summary]:
-        """Return the lines that are due at `now`; each refusal is in one of them.
-
-        Args:
-            now: The time.
-            everything: Whether to return also what is not due yet, as at the end.
+        """Return the lines that are due at `now`, or all at the end; each refusal is in one of
+        them.
         """
         self.is_due = False
         lines = []
@@ -228,7 +207,6 @@ def reason_of(error: Exception) -> str:
 
 
 def outcome_of(error: Exception) -> str:
-    """Return the outcome as which an error is counted."""
     for kind in type(error).__mro__:
         if kind in _OUTCOME_OF:
             return _OUTCOME_OF[kind]
@@ -240,12 +218,7 @@ def outcome_of(error: Exception) -> str:
 
 
 def text_for_clients(error: Exception, *, debug: bool = False) -> str | None:
-    """Return the text of an error if clients may read it; else None.
-
-    Args:
-        error: Of any kind.
-        debug: Whether clients may read all texts.
-    """
+    """Return the text of an error if clients may read it (with `debug`, any text); else None."""
     if not (debug or isinstance(error, InvalidRequest | ValidationError | DeadlineExceeded | HTTPError)):
         return None
     text = text_of(error)

@@ -9,11 +9,8 @@ Row = Sequence[str]
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Return rows as aligned columns; the first column is aligned to the left, the others to the
-    right.
-
-    Args:
-        rows: The headings and the rows below them, all of one length.
+    """Return rows, the first of which are the headings, as aligned columns: the first one to the
+    left, the others to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -24,13 +21,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_html(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
-    """Return a table with its title above it and notes below it.
-
-    Args:
-        title: What the table is about.
-        rows: The headings and the rows below them, all of one length.
-        notes: Lines below the table.
-    """
+    """Return a table with its title above it and notes below it; the first row has the headings."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
     below = "".join(f"<div>{escape(note)}</div>" for note in notes)
@@ -38,12 +29,8 @@ def as_html(title: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> str:
 
 
 def counted(n: int, one: str, several: str = "") -> str:
-    """Return a number with what is counted.
-
-    Args:
-        n: The number.
-        one: The words for one of it.
-        several: The words for several; by default those for one, with an s.
+    """Return a number with the word for what is counted; that for several is by default that for
+    one, with an s.
     """
     return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 

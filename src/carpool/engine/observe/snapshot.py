@@ -1,9 +1,8 @@
 """The numbers of a service and of its stages at one moment, as `stats()` returns and shows them.
 
-`StreamStats` counts answers in parts, and drivers report to it. A part costs a subtraction and a
-comparison, in one loop for all the parts that are handed on together; all else is counted once for
-each step, or for each stream. `Durations` is a histogram that costs a few integer operations for
-one duration, or for many.
+`StreamStats` counts answers in parts. A part costs a subtraction and a comparison, in one loop for
+all the parts that are handed on together; all else is counted once for each step or stream.
+`Durations` costs a few integer operations for one duration, or for many.
 """
 
 from __future__ import annotations
@@ -128,11 +127,9 @@ class ServiceSnapshot:
         return as_html(self._summary(), _rows(self.stages), self._lines())
 
     def _lines(self) -> list[str]:
-        """Return what stands below the table."""
         return [*([] if self.streams is None else self.streams.lines), *_notes(self.stages)]
 
     def _summary(self) -> str:
-        """Return what became of the requests, in one line."""
         parts = [f"{self.outcomes['ok']:,} ok"]
         parts += [self._told(name, n) for name, n in self.outcomes.items() if n and name != "ok"]
         parts.append(f"{self.in_flight:,} in flight")
@@ -142,7 +139,6 @@ class ServiceSnapshot:
         return f"{self.name}: {', '.join(parts)}"
 
     def _told(self, outcome: str, count: int) -> str:
-        """Return in words how many requests had an outcome, and why if they were refused."""
         text = f"{count:,} {outcome.replace('_', ' ')}"
         if outcome != "overloaded" or not self.overloads:
             return text
@@ -153,7 +149,6 @@ _HEADINGS = ("stage", "queued", "running", "calls", "mean size", "queue ms", "co
 
 
 def _rows(stages: Sequence[StageSnapshot]) -> list[Row]:
-    """Return a table of stages: what a look at a service is mostly for."""
     rows: list[Row] = [_HEADINGS]
     for stage in stages:
         counts = [f"{n:,}" for n in (stage.queued, stage.running, stage.batches)]
@@ -164,7 +159,6 @@ def _rows(stages: Sequence[StageSnapshot]) -> list[Row]:
 
 
 def _notes(stages: Sequence[StageSnapshot]) -> list[str]:
-    """Return a line for each stage in which something went wrong."""
     notes = []
     for stage in stages:
         troubles = [
@@ -197,19 +191,18 @@ _END_OF = {
 
 
 class StreamStats:
-    """Counters of the streams of one service, whose last stage answers in parts.
+    """Counters of the streams of one service, whose last stage answers in parts; see
+    `StreamSnapshot`.
 
-    A stream is an answer that its caller takes part by part. Times are those at which parts came
-    from their workers. Between parts, the time for which a caller wanted none does not count.
+    Times are those at which parts came from their workers.
 
     Args:
-        stepper: The last stage.
+        stepper: The last stage, which keeps some counts itself.
         slo_s: How soon after its admission a stream should have its first part; None for no goal.
         part_slo_s: How far apart its parts should be; None for no goal.
 
     Attributes:
-        stepper: The last stage, which keeps some counts itself.
-        first_part: The time from admission to the first part, per stream.
+        first_part: From admission to the first part, per stream.
         part: The mean distance of the parts, per stream that has had two.
         longest_gap: The longest distance of two parts, per stream that has had two.
         step: The time of a step.
@@ -236,18 +229,18 @@ class StreamStats:
         self._resumed = 0  # of which the log has had a line
 
     def reported(self, report: SetReport) -> None:
-        """Count the times of a report, whose parts are counted when they are handed on."""
+        """Count the times of a report; its parts are counted when they are handed on."""
         if report.rows:
             self.step.add(report.step_s)
         if report.length:
             self.start.add(report.start_s)
 
     def handed_on(self, parts: Sequence[tuple[Request, object]]) -> None:
-        """Note when the parts came that are handed on now, at most one of each stream."""
+        """Note when these parts came, at most one of each stream."""
         for request, _ in parts:
             stream = request.stream
             assert stream is not None
-            came = stream.heard
+            came = stream.part_at
             gap_s = came - stream.last_at
             stream.last_at = came
             if gap_s > stream.longest_gap_s:
@@ -265,7 +258,6 @@ class StreamStats:
         return sum([bool(request.stream and request.stream.kept) for order in orders for request in order.join])
 
     def paused(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that a caller wants no more parts for now, or wants them again."""
         stream = request.stream
         if stream is None or request.state == DONE or is_paused == (stream.paused_at < inf):
             return
@@ -280,13 +272,7 @@ class StreamStats:
         stream.paused_at = inf
 
     def ended(self, now: float, request: Request, outcome: str) -> None:
-        """Count the end of a request, if it is a stream.
-
-        Args:
-            now: The time.
-            request: The request.
-            outcome: What became of it.
-        """
+        """Count the end of a request, if it is a stream."""
         stream = request.stream
         if stream is None or stream.is_collected:
             return
@@ -315,17 +301,14 @@ class StreamStats:
 
     @property
     def size(self) -> int:
-        """How many units the running sets may come to hold."""
         return sum([running.size for running in self.stepper.sets.values()])
 
     @property
     def pausing(self) -> int:
-        """How many streams of the running sets pause now, since their callers do not read."""
         sets = self.stepper.sets.values()
         return sum([request.stream is not None and request.stream.is_paused for each in sets for request in each])
 
     def snapshot(self) -> StreamSnapshot:
-        """Return a copy of the numbers."""
         stepper = self.stepper
         ended = sum(self.ends.values()) - self.ends["invalid"] - self.ends["cancelled"]
         return StreamSnapshot(
@@ -449,7 +432,6 @@ class Durations:
         self.sum_s = 0.0
 
     def add(self, seconds: float, times: int = 1) -> None:
-        """Count a duration `times` times."""
         # Bucket k holds (0.25 ms·2^(k-1), 0.25 ms·2^k]. Truncation puts a duration that is just on
         # a bound one bucket too high, which does not matter.
         k = int(seconds / _SMALLEST_S).bit_length()
@@ -457,7 +439,6 @@ class Durations:
         self.sum_s += seconds * times
 
     def add_since(self, now: float, starts: Sequence[float]) -> None:
-        """Count the durations from each of `starts` to `now`."""
         before = starts[0]
         times = starts.count(before)
         if times == len(starts):  # as for requests that came in one turn of the loop
@@ -474,10 +455,8 @@ class Durations:
 
     @property
     def count(self) -> int:
-        """How many durations were counted."""
         return sum(self.counts)
 
     @property
     def mean_s(self) -> float:
-        """The mean of the durations; 0 if there are none."""
         return self.sum_s / self.count if self.count else 0.0

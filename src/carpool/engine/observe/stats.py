@@ -1,14 +1,13 @@
 """Counts the work of a service and of its stages. Drivers report to it; the core imports nothing of
 it.
 
-`observe/snapshot.py` has the copy of all numbers that users get, and counts answers in parts.
-Counting is a handful of integer additions per request; means are computed when somebody asks.
+Counting is a handful of integer additions per request; means are computed when somebody asks
+(`observe/snapshot.py`).
 
-`SentMetrics` holds the metrics of models' own that workers of one stage have sent over the network.
-Of a worker that is there the message that came last is kept as it is, which is at most
-`MAX_METRICS_BYTES` long. Of those that have gone only what they have counted is kept, as one sum.
-Counting comes before keeping: a new series is kept only if it fits into what is left of
-`MOST_TEXT`.
+`SentMetrics` holds the models' own metrics that workers of one stage have sent over the network. Of
+a worker that is there the last message is kept as it is, at most `MAX_METRICS_BYTES` long; of those
+that have gone only one sum of what they have counted. A new series is kept only if it fits into
+what is left of `MOST_TEXT`.
 """
 
 from __future__ import annotations
@@ -76,36 +75,32 @@ class StageStats:
     """Counters of one stage.
 
     Args:
-        name: The name of the stage.
         core: The core to which the stage belongs.
         index: The position of the stage in the core.
-        roster: The roster of the stage's workers; None for a stage that has none.
+        roster: Of the stage's workers; None for a stage that has none.
         single: Whether its model takes single items. Then each item is a batch of its own in all
             counts and times, however many of them travel to the worker together.
 
     Attributes:
-        name: The name of the stage.
         crew: That of the stage, which keeps some counts itself.
-        roster: The roster of the stage's workers, if it has one.
         batch_sizes: How many calls of the model had each size.
         waited: How long requests waited at each place of a stage that stands at several places of
             its service; empty for others, as those have `queue_time`.
         in_graph: Where each place of its service's graph is; empty where stages stand in a row.
         reasons: How many batches were sent for each of `REASONS`.
-        queue_time: The time from arrival in the stage to the start of the batch, per request.
+        queue_time: From arrival in the stage to the start of the batch, per request.
         compute_time: The time that a worker spent on a batch, per batch.
         idle_gap: How long a worker waited between two batches although requests were waiting.
         split_batches: How many batches raised an error and were run again in parts.
-        unsplit_batches: How many raised an error and were not run again in parts, because too many
-            had been.
+        unsplit_batches: How many were not, because too many had been.
         out_of_memory: How many batches had a call that ran out of memory.
-        elsewhere: What the workers that run somewhere else have said of themselves, by place.
+        elsewhere: By place, what workers that run somewhere else have said of themselves.
         sent_metrics: The metrics of the model's own that these have sent.
         protocol_errors: How many workers were ended because they sent something wrong.
         items: How many requests the batches of a stage with `allowed_batch_sizes` held.
         padding: How many items were added to these to reach an allowed size.
         positions: In a stage with `length`, how many positions (tokens, frames, ...) the model has
-            computed for the items, those included that it has padded them with.
+            computed, padding included.
         length_padding: How many of these were padding.
         watcher: Is called for each batch; None unless requests are logged or traced one by one.
     """
@@ -133,7 +128,6 @@ class StageStats:
         self._wanted: set[int] = set()  # places of workers that became free while requests waited
 
     def started(self, batch: Batch) -> None:
-        """Count a batch that goes to its worker."""
         n = len(batch.requests)
         size, calls = (1, n) if self._single else (n, 1)
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + calls
@@ -153,15 +147,13 @@ class StageStats:
             self.watcher.batch_started(self, batch)
 
     def completed(self, place: int, n: int, busy_s: float, waited_s: float) -> None:
-        """Count a batch that is done.
-
-        This must be called before the worker gets its next batch, unless that one went ahead.
+        """Count a batch that is done, before the worker gets its next one, unless that went ahead.
 
         Args:
             place: The place of the worker.
             n: How many requests it answered.
-            busy_s: How long the worker spent on the batch, in seconds.
-            waited_s: How long the worker had waited before it, in seconds.
+            busy_s: How long the worker spent on the batch.
+            waited_s: How long the worker had waited before it.
         """
         if self._single and n > 1:
             self.compute_time.add(busy_s / n, n)  # one time for all is measured: each gets its share
@@ -179,9 +171,8 @@ class StageStats:
     def went_alone(self, place: int, busy_s: float, waited_s: float) -> None:
         """Count a batch of one request that found everything idle, and is done.
 
-        A part of the fast path `lent_worker`: the same counts as those of `started` and
-        `completed`, see tests/engine/drive/test_lending.py.
-        Only the reason is that of the last batch, as nobody has asked the policy.
+        A part of the fast path `lent_worker`: the same counts as those of `started` and `completed`
+        (tests/engine/drive/test_lending.py), but for the reason, which is that of the last batch.
         """
         self.batch_sizes[1] = self.batch_sizes.get(1, 0) + 1
         sizes = self.crew.lobby.policy.allowed_batch_sizes
@@ -204,28 +195,23 @@ class StageStats:
                 self._count_places(now, requests)
 
     def stepped(self, rows: int, step_s: float) -> None:
-        """Count a step of a running set, which is a call of the model with so many requests."""
         self.batch_sizes[rows] = self.batch_sizes.get(rows, 0) + 1
         self.compute_time.add(step_s)
 
     def troubled(self, trouble: Sequence[Trouble]) -> None:
-        """Count what happened to a batch besides its results."""
         self.split_batches += any(each.split for each in trouble)
         self.unsplit_batches += any(each.unsplit for each in trouble)
         self.out_of_memory += any(each.out_of_memory for each in trouble)
 
     def _count_places(self, now: float, requests: Sequence[Request]) -> None:
-        """Count how long requests waited at their places."""
         for request in requests:
             if (waited := self.waited.get(request.node)) is not None:  # else it has ended meanwhile
                 waited.add(now - request.arrived)
 
     def waited_at(self, node: Node) -> Durations:
-        """Return how long requests waited at a place of the stage."""
         return self.waited.get(node, self.queue_time)
 
     def _count_positions(self, batch: Batch) -> None:
-        """Count how much of the items' lengths is padding up to the longest, or an allowed one."""
         allowed = self.crew.lobby.policy.allowed_lengths
         longest = batch.longest if allowed is None else padded(batch.longest, allowed)
         positions = len(batch.requests) * longest
@@ -234,17 +220,14 @@ class StageStats:
 
     @property
     def length_padding_share(self) -> float:
-        """The share of the positions computed for items that was padding; 0 before the first."""
         return self.length_padding / self.positions if self.positions else 0.0
 
     @property
     def safe_batch_size(self) -> int | None:
-        """The largest batch known to fit into memory; None while none has run out of it."""
         limit = self.crew.safe_size.limit
         return None if limit == inf else int(limit)
 
     def _log_reason(self, batch: Batch) -> None:
-        """Note that a batch goes for another reason than the last one, and log why now and then."""
         self._last_reason = batch.reason
         if batch.started >= self._explain_at and logger.isEnabledFor(logging.DEBUG):
             self._explain_at = batch.started + _EXPLAIN_EVERY_S
@@ -253,30 +236,25 @@ class StageStats:
 
     @property
     def mean_batch_size(self) -> float:
-        """The mean number of requests in a call of the model; 0 before the first call."""
         calls = sum(self.batch_sizes.values())
         return sum(n * count for n, count in self.batch_sizes.items()) / calls if calls else 0.0
 
     @property
     def padding_share(self) -> float:
-        """The share of the items that the model was called with which was padding, from 0 to 1."""
         return self.padding / (self.items + self.padding) if self.padding else 0.0
 
     @property
     def workers(self) -> dict[PlaceState, int]:
-        """The number of workers in each state."""
         states = dict.fromkeys(PlaceState, 0)
         for record in self.roster.places.values() if self.roster is not None else ():
             states[record.state] += 1
         return states
 
     def worker_name(self, place: int) -> str:
-        """Return what the log calls the worker in a place."""
         record = None if self.roster is None else self.roster.places.get(place)
         return f"{self.name}/{place if record is None else record.index}"
 
     def gone(self, place: int) -> None:
-        """Forget a worker that is gone for good."""
         self._wanted.discard(place)
 
     @property
@@ -285,7 +263,6 @@ class StageStats:
         return tuple(node.entered for node in self.crew.lobby.nodes if node is not None)
 
     def snapshot(self, now: float) -> StageSnapshot:
-        """Return a copy of the numbers at `now`."""
         return StageSnapshot(
             name=self.name,
             queued=len(self.crew.queue),
@@ -316,13 +293,8 @@ class StageStats:
 
 
 def explained(policy: Policy, now: float, crew: Crew | None = None) -> dict[str, Any]:
-    """Return what a policy says about its decisions, or the error that it raises when asked.
-
-    Args:
-        policy: The policy.
-        now: The time.
-        crew: The crew that it decides for, which adds what it has learned of its batches' way and
-            of the coordinator's work.
+    """Return what a policy says about its decisions, or the error that it raises when asked; `crew`
+    adds what it has learned of its batches' way and of the coordinator's work.
     """
     try:
         why = dict(policy.explain(now))
@@ -344,17 +316,12 @@ class Stats:
     """Counters of one service.
 
     Args:
-        name: The name of the service.
-        core: The core with the requests to count.
         rosters: The roster of each stage; None for a stage that has none.
         singles: Whether the model of each stage takes single items.
-        slo_s: The SLO in seconds, if there is one.
-        part_slo_s: The SLO between the parts of an answer in seconds, if there is one.
+        slo_s: The SLO, if there is one.
+        part_slo_s: The SLO between the parts of an answer, if there is one.
 
     Attributes:
-        name: The name of the service.
-        core: The core with the requests to count.
-        slo_s: The SLO in seconds, if there is one.
         streams: The counters of answers in parts; None where the last stage answers whole.
         outcomes: How many requests had each of `OUTCOMES`.
         overloads: How many requests ended as `overloaded` for each of `OVERLOAD_REASONS`.
@@ -362,10 +329,9 @@ class Stats:
         cancelled: How many requests were cancelled by their callers.
         within_slo: How many answers without an error came within the SLO; of those that are taken
             in parts, the first part.
-        latency: The time from admission to the answer, for answers without an error.
-        last_ok_at: When the last answer without an error was given.
+        latency: From admission to the answer, for answers without an error.
+        last_ok_at: When the last of these was given.
         run: A number of these counters, which begin at 0, of their own in this process.
-        stages: The counters of each stage.
         places: Where each place of a graph is; empty where stages stand in a row.
         picture: How a graph is drawn; None where stages stand in a row.
     """
@@ -405,7 +371,6 @@ class Stats:
             stage.in_graph = self.places
 
     def answered(self, requests: Sequence[Request], now: float) -> None:
-        """Count requests that have got their answers."""
         starts = [request.admitted for request in requests if request.error is None]
         if starts:
             self.outcomes["ok"] += len(starts)
@@ -421,7 +386,6 @@ class Stats:
                     self.refused(request.error)
 
     def _streams_answered(self, streams: StreamStats, requests: Sequence[Request], now: float) -> None:
-        """Count the ends of requests of a service that answers in parts."""
         for request in requests:
             error, stream = request.error, request.stream
             if error is None:
@@ -442,7 +406,6 @@ class Stats:
         self.refusals.count(error)
 
     def _note_outcome(self, error: Exception) -> str:
-        """Count a request by what became of it, and return that."""
         outcome = outcome_of(error)
         self.outcomes[outcome] += 1
         if outcome == "overloaded":
@@ -450,7 +413,6 @@ class Stats:
         return outcome
 
     def ordered(self, orders: Sequence[Order], now: float) -> None:
-        """Count the requests that join running sets by these orders."""
         for order in orders:
             if order.join:
                 self.stages[order.stage].joined(now, order.join)
@@ -458,12 +420,10 @@ class Stats:
             self.refusals.went_on(self.streams.newly_resumed(orders))
 
     def handed_on(self, parts: Sequence[tuple[Request, object]]) -> None:
-        """Count parts that are handed on to their callers now."""
         if self.streams is not None:
             self.streams.handed_on(parts)
 
     def paused(self, now: float, request: Request, is_paused: bool) -> None:
-        """Note that a caller wants no more parts for now, or wants them again."""
         if self.streams is not None:
             self.streams.paused(now, request, is_paused)
 
@@ -475,13 +435,12 @@ class Stats:
             self.streams.reported(report)
 
     def cancelled_by_caller(self, request: Request, now: float) -> None:
-        """Count an admitted request that was cancelled."""
         self.cancelled += 1
         if self.streams is not None:
             self.streams.ended(now, request, "cancelled")
 
     def snapshot(self, now: float) -> ServiceSnapshot:
-        """Return a copy of the numbers at `now`. Call this in the driver's thread."""
+        """Return the numbers at `now`. Call this in the driver's thread."""
         total = sum(self.outcomes.values()) - self.outcomes["invalid_request"] - self.outcomes["invalid_item"]
         return ServiceSnapshot(
             name=self.name,
@@ -506,10 +465,8 @@ _Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Counted:
-    """Sums of what workers have counted that have ended.
-
-    Args:
-        most_text: How many characters of names, labels and texts are kept at most.
+    """Sums of what workers have counted that have ended; `most_text` limits the characters of
+    names, labels and texts.
     """
 
     def __init__(self, most_text: int = MOST_TEXT) -> None:
@@ -519,7 +476,7 @@ class Counted:
         self._is_full = False
 
     def add(self, families: Iterable[Family]) -> None:
-        """Add what a worker has counted; what it says of the present is void."""
+        """Add what a worker has counted; its gauges are void."""
         for family in families:
             if family.kind in OF_NOW or not family.samples:
                 continue
@@ -536,14 +493,12 @@ class Counted:
                     numbers[series] = numbers.get(series, 0.0) + sample.value
 
     def families(self) -> list[Family]:
-        """Return the sums."""
         return [
             Family(name, text, kind, [OwnSample(n, dict(labels), value) for (n, labels), value in numbers.items()])
             for ((name, kind, _), numbers), text in zip(self._numbers.items(), self._texts.values(), strict=True)
         ]
 
     def _has_room(self, text: int) -> bool:
-        """Take room for a series, and report whether there was any."""
         cost = _PER_SERIES + text
         if cost > self._left:
             if not self._is_full:
@@ -555,10 +510,8 @@ class Counted:
 
 
 class SentMetrics:
-    """The metrics that the workers of a stage have sent, by place.
-
-    Attributes:
-        past: What those have counted that have gone.
+    """The metrics that the workers of a stage have sent, by place; `past` has the counts of those
+    that have gone.
     """
 
     def __init__(self) -> None:
@@ -566,17 +519,14 @@ class SentMetrics:
         self._messages: dict[int, bytes] = {}
 
     def sent(self, place: int, message: bytes) -> None:
-        """Keep what a worker has sent, in the place of its last message."""
         self._messages[place] = message
 
     def ended(self, place: int) -> None:
-        """Add up what a worker has counted, which has gone."""
         message = self._messages.pop(place, None)
         if message is not None:
             self.past.add(_read(message))
 
     def living(self) -> list[list[Family]]:
-        """Return the metrics of each worker that is there."""
         return [_read(message) for message in self._messages.values()]
 
 

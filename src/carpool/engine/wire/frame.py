@@ -11,14 +11,13 @@
 
 Items that are arrays of one shape and dtype form a block of two buffers, which are their common
 head and the elements of all of them (`arrays.py`), with no counts in the table. Plain scalars in a
-batch or a reply form a block of one buffer (`payload.py`). In a report on a step the first item
-says what was done and has a buffer of its own; scalars behind it form a block of a second one.
+batch or a reply form a block of one buffer (`payload.py`); those behind the first item of a report
+on a step, which has a buffer of its own, form a block of a second one.
 
-A whole batch is one frame, and thus one write and one read each way. The reader hands out the
-memory to receive into (`get_buffer`) and takes the number of bytes that came (`received`), as in
-`asyncio.BufferedProtocol`; a blocking socket can use it as well. Buffers of `LARGE` bytes or more
-are received straight into memory of their own; the small ones of a frame are copied out once.
-Nothing is allocated before the header has been checked against the limits.
+The reader hands out the memory to receive into (`get_buffer`) and takes the number of bytes that
+came (`received`), as in `asyncio.BufferedProtocol`; a blocking socket can use it as well. Buffers
+of `LARGE` bytes or more are received straight into memory of their own; the small ones of a frame
+are copied out once. Nothing is allocated before the header has been checked against the limits.
 """
 
 from __future__ import annotations
@@ -72,8 +71,6 @@ _NOT_A_BLOCK: Final[tuple[int, Sequence[Buffer]]] = (_NO_BLOCK, ())
 
 
 class FrameKind(IntEnum):
-    """What a frame is for."""
-
     SETUP = 1  # service -> worker: what to run; one item
     STATE = 2  # worker -> service: loading, warming or ready, and then the warm-up's timings
     FAILED = 3  # worker -> service: the model could not be loaded; one item with the reason
@@ -100,25 +97,21 @@ _TIMED = _ROUTED | {FrameKind.SETUP}
 
 
 class FrameError(Exception):
-    """The bytes are not a frame of carpool's, or one over the limits. The connection cannot be used
-    any more.
-    """
+    """The bytes are not a frame of carpool's, or one over the limits: the connection is lost."""
 
 
 class Frame(msgspec.Struct):
     """One message.
 
     Attributes:
-        kind: What it is for.
-        batch_id: The id of the batch it belongs to; 0 if it belongs to none. Of orders and
-            parts, the number of the order.
+        batch_id: The id of the batch it belongs to; 0 if it belongs to none. Of orders and parts,
+            the number of the order.
         ids: The items' request ids; the other per-item sequences are in the same order.
         formats: A byte for each item: in a batch or an order its encoding, in a reply its outcome,
             and of a part whether more comes.
         accepts: In a batch or an order, a byte for each item: the encoding in which the caller
             wants the result.
         deadlines: In a batch or an order, the time for each item after which nobody waits for it.
-        payloads: The items.
         made_at: Of a setup, a batch or an order, when it was made, by the clock of the service,
             which its deadlines are by, too.
         busy_s: In a reply, seconds that the worker spent on the batch.
@@ -161,11 +154,11 @@ def _cut(length: int, n: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> list[Buffer]:
-    """Return the frame as buffers to be written one after the other; payload buffers are not
-    copied, unless they are small.
+    """Return the frame as buffers to be written one after the other; only small payload buffers are
+    copied.
 
     The special shapes come first: scalars of a batch or a reply, one item in one buffer, a report
-    on a step, items of one buffer of bytes each, a block. The rest is written buffer by buffer.
+    on a step, items of one buffer of bytes each, a block.
 
     Raises:
         FrameError: It is over a limit, its per-item sequences differ in length, or an item is not a
@@ -259,10 +252,6 @@ def open_reply(data: bytes, id: int) -> tuple[bytes, float, float] | None:
 
     A part of the fast path `lent_worker`: the same reply as that of `FrameReader`, see
     tests/engine/wire/test_single.py.
-
-    Args:
-        data: All that was read.
-        id: Of the batch, and of its only request.
     """
     length = len(data) - _GOOD_REPLY.size
     if not 0 < length < LARGE - _GOOD_REPLY.size:
@@ -366,11 +355,7 @@ def _piece(frame: Frame, begin: int, end: int) -> Frame:
 
 
 class FrameReader:
-    """Turns received bytes into frames, in whatever pieces the bytes come.
-
-    Args:
-        max_bytes: The longest body that is accepted.
-    """
+    """Turns received bytes into frames, whose bodies are at most `max_bytes` long."""
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -383,12 +368,10 @@ class FrameReader:
 
     @property
     def idle(self) -> bool:
-        """Report whether no frame is half received."""
         return self._body is None and self._start == self._end
 
     @property
     def opening(self) -> FrameKind | None:
-        """The kind of the frame whose body is half received; None if there is none."""
         return None if self._body is None else self._body.header.kind
 
     def get_buffer(self) -> memoryview:
@@ -403,8 +386,7 @@ class FrameReader:
         return self._view[self._end :]
 
     def received(self, n: int) -> list[Frame]:
-        """Take note of `n` bytes in the buffer that was handed out last; return the frames that
-        they completed.
+        """Take note of `n` bytes in the last buffer, and return the frames that they completed.
 
         Raises:
             FrameError: The bytes are not a frame, or one over the limits.
@@ -437,7 +419,6 @@ class FrameReader:
         return frames
 
     def _fill(self, body: _Body) -> Frame | None:
-        """Go on with a body; return the frame once it is complete."""
         missing = body.missing
         body.fill(self._view[self._start : self._end])
         self._start += missing - body.missing
@@ -448,7 +429,7 @@ class FrameReader:
 
     def _open(self) -> Frame | None:
         """Read header and table once they are complete, and the body too if it is small and
-        complete. Scalars, and one item in one buffer, have shorter ways.
+        complete.
 
         Returns:
             The frame if it is complete; None if more bytes are needed.
@@ -555,9 +536,6 @@ class FrameReader:
         return Frame(kind, batch, ids, formats, b"", (), payloads, 0.0, first, waited_s)
 
     def _make_room(self, need: int = 0) -> None:
-        """Move the unread bytes to the front of the scratch, and enlarge it if a table needs `need`
-        bytes.
-        """
         unread = bytes(self._view[self._start : self._end])
         if need > len(self._scratch):
             self._scratch = bytearray(need + SCRATCH_BYTES)
@@ -568,7 +546,7 @@ class FrameReader:
 
 class _Body:
     """A frame's buffers while they are being received: small ones in runs, large ones each by
-    itself. Once there is no memory for one, the bytes that follow are passed over.
+    itself.
     """
 
     __slots__ = (
@@ -592,11 +570,6 @@ class _Body:
 
     @property
     def frame(self) -> Frame:
-        """Return the frame, once nothing is missing.
-
-        Raises:
-            FrameError: Its buffers are not the block that its header says.
-        """
         header, parts, block = self.header, self._parts, self._block
         if header.no_memory:
             return header
@@ -614,7 +587,6 @@ class _Body:
         return len(self.rest) >= LARGE
 
     def fill(self, data: memoryview) -> None:
-        """Copy received bytes into place, as many as belong to this body."""
         if self.header.no_memory:
             self.missing -= min(self.missing, len(data))
             return
@@ -626,14 +598,12 @@ class _Body:
             self.advance(n)
 
     def advance(self, n: int) -> None:
-        """Take note that `n` more bytes are in place."""
         self.missing -= n
         self.rest = self.rest[n:]
         if not self.rest:
             self._begin()
 
     def _begin(self) -> None:
-        """Close the piece that has been filled, and begin the next one; give up without memory."""
         try:
             self._begin_piece()
         except MemoryError:
@@ -641,11 +611,7 @@ class _Body:
             self._parts, self.rest, self._shared = [], memoryview(b""), memoryview(b"")
 
     def _begin_piece(self) -> None:
-        """Close the piece that has been filled, and begin the next one that is not empty.
-
-        Raises:
-            MemoryError: There is no memory for the bytes that follow.
-        """
+        """Begin the next piece that is not empty. Raises MemoryError."""
         lengths = self._lengths
         while True:
             if self._run:
@@ -669,11 +635,10 @@ class _Body:
 
 
 def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
-    """Return the small buffers that follow each other in `shared`, each as bytes of its own.
+    """Return the small buffers in `shared`, each as bytes of its own.
 
     Many of one length are cut in one call, which takes a tenth of the time: the same buffers, see
-    tests/engine/wire/test_frame.py. What cuts the others is made anew each time, and still takes
-    less than a loop over them.
+    tests/engine/wire/test_frame.py.
     """
     n = len(lengths)
     if n < 2:
@@ -684,18 +649,13 @@ def _split(shared: bytes | memoryview, lengths: Sequence[int]) -> list[Buffer]:
 
 
 def _can_be_block(kind: int, block: int, n: int, m: int) -> bool:
-    """Report whether a frame can have a block of a kind, by its numbers of items and buffers."""
     if block == _SCALARS:
         return m == 1 < n and kind in _HAVE_SCALARS
     return m == 2 <= n and (block == _ARRAYS or kind == FrameKind.PARTS)
 
 
 def _open_block(block: int, parts: list[Buffer], n: int) -> Sequence[Payload]:
-    """Return the payloads of the items in a block.
-
-    Raises:
-        FrameError: The buffers are not such a block.
-    """
+    """Return the payloads of the items in a block. Raises FrameError if it is none."""
     try:
         if block == _SCALARS_BEHIND:
             return [parts[0], *unpack_scalars(parts[1], n - 1)]
@@ -706,7 +666,7 @@ def _open_block(block: int, parts: list[Buffer], n: int) -> Sequence[Payload]:
 
 def group(parts: list[Buffer], counts: Sequence[int]) -> Sequence[Payload]:
     """Return the payload of each item: its buffer, or a list if it has several. No counts mean one
-    buffer for each.
+    each.
     """
     if not counts:
         return parts

@@ -47,13 +47,12 @@ class Hello(msgspec.Struct, frozen=True):
     Attributes:
         version: Its version of carpool.
         service: The name of the service that it wants to join.
-        stage: The name of the stage.
         ticket: Which token it proves that it knows, where the service has given out several.
         host: The name of its machine, for people.
         pid: The id of its process on that machine.
         device: The accelerators that it sees; empty if it says nothing of them.
-        node: The id of its node in a cluster; empty if it is in none.
-        actor: The id of its actor in a cluster; empty if it is none.
+        node: The id of its node in a cluster, as `actor` is that of its actor; empty if it is in
+            none.
     """
 
     version: str
@@ -68,14 +67,12 @@ class Hello(msgspec.Struct, frozen=True):
 
     @property
     def whereabouts(self) -> str:
-        """Where the worker runs, in words for the log."""
         parts = [f"pid {self.pid} on {self.host or 'an unknown machine'}"]
         parts += [f"{name} {id[:12]}" for name, id in (("node", self.node), ("actor", self.actor)) if id]
         return ", ".join([*parts, *([f"devices {self.device}"] if self.device else [])])
 
     @property
     def place_in_cluster(self) -> dict[str, str]:
-        """Its node, actor and device, as far as it has said, by name, for fields of the log."""
         named = {"node": self.node, "actor": self.actor, "device": self.device}
         return {name: value for name, value in named.items() if value}
 
@@ -84,8 +81,6 @@ class Claim(msgspec.Struct, frozen=True):
     """A hello that has come, and is not proven yet.
 
     Attributes:
-        hello: What the worker says of itself.
-        nonce: The worker's.
         proof: What it says is a proof.
         packed: The hello as it came, which the proof covers.
     """
@@ -100,7 +95,6 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def greeting(nonce: bytes) -> bytes:
-    """Return what a service says first to whoever connects."""
     return _GREETING.pack(_MAGIC, VERSION, nonce)
 
 
@@ -122,24 +116,13 @@ def read_hello(head: bytes, packed: bytes) -> Claim:
 
 
 def is_proven(claim: Claim, token: bytes, nonce: bytes) -> bool:
-    """Report whether a worker has proven that it knows the token.
-
-    Args:
-        claim: What it has said.
-        token: What both must know.
-        nonce: That of the greeting.
-    """
+    """Report whether a worker has proven that it knows the token; `nonce` is the service's."""
     return hmac.compare_digest(claim.proof, _proof(token, _BY_WORKER, nonce, claim.nonce, claim.packed))
 
 
 def verdict(claim: Claim, token: bytes, nonce: bytes, refusal: str = "") -> bytes:
-    """Return the answer to a worker that has proven itself, which proves the service to it.
-
-    Args:
-        claim: What the worker has said.
-        token: What both must know.
-        nonce: That of the greeting.
-        refusal: Why the worker is not admitted; empty if it is.
+    """Return the answer to a worker that has proven itself, which proves the service to it. An
+    empty `refusal` admits the worker.
     """
     text = refusal.encode()[:LONGEST_TEXT]
     return _VERDICT.pack(_proof(token, _BY_SERVICE, nonce, claim.nonce, text), len(text)) + text
@@ -163,20 +146,14 @@ def read_greeting(data: bytes) -> bytes:
 
 
 def hello(me: Hello, token: bytes, nonce: bytes, own_nonce: bytes) -> bytes:
-    """Return what a worker says of itself, with the proof that it knows the token.
-
-    Args:
-        me: What it says.
-        token: What both must know.
-        nonce: The service's.
-        own_nonce: The worker's.
+    """Return what a worker says of itself, with the proof that it knows the token; `nonce` is the
+    service's.
     """
     packed = msgspec.msgpack.encode(me)
     return _HELLO.pack(own_nonce, _proof(token, _BY_WORKER, nonce, own_nonce, packed), len(packed)) + packed
 
 
 def verdict_rest(head: bytes) -> int:
-    """Return how many bytes follow the head of a verdict. Raises HandshakeError."""
     length: int = _VERDICT.unpack(head)[1]
     if length > LONGEST_TEXT:
         raise HandshakeError(f"the service answers with {length} bytes")
@@ -184,14 +161,7 @@ def verdict_rest(head: bytes) -> int:
 
 
 def read_verdict(head: bytes, text: bytes, token: bytes, nonce: bytes, own_nonce: bytes) -> str:
-    """Return why a service does not admit this worker; empty if it does.
-
-    Args:
-        head: The first bytes of the verdict.
-        text: The others.
-        token: What both must know.
-        nonce: The service's.
-        own_nonce: The worker's.
+    """Return why a service does not admit this worker; empty if it does. `nonce` is the service's.
 
     Raises:
         HandshakeError: The service does not know the token.

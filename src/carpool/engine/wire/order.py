@@ -1,11 +1,10 @@
 """What the frames of a running set hold: orders to its worker, and the parts that its steps make.
 
-An ORDER is routed as a BATCH is. Its first item says who leaves, who pauses and who goes on; each
-other item is a stream that joins. One that has had parts already, from a worker that was lost,
-brings them as further buffers behind those of its item. PARTS has one frame for a step, however
-many streams it has: its first item says what was done, each other item is a part or the end of a
-stream. Both carry the number of an order as their batch: their own, and the last one that was
-followed. Sans-IO.
+An ORDER's first item says who leaves, who pauses and who goes on; each other item is a stream that
+joins. One that has had parts already, from a worker that was lost, brings them as further buffers
+behind those of its item. PARTS has one frame for a step, however many streams it has: its first
+item says what was done, each other item is a part or the end of a stream. Both carry the number of
+an order as their batch: their own, and the last one that was followed.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ class Joining(NamedTuple):
 
     Attributes:
         id: Its request's.
-        format: How its item is encoded.
-        accept: The encoding in which the caller wants parts, or the answer.
         takes: What the caller takes: `TAKES_WHOLE`, `TAKES_PARTS` or `TAKES_BOTH`.
         deadline: The time after which nobody waits for it.
-        item: Its item.
         parts: Those that it has had already, as the model gave them.
     """
 
@@ -61,13 +57,7 @@ class Joining(NamedTuple):
 
 
 class StepTiming(msgspec.Struct, array_like=True, frozen=True):
-    """What a set of examples has taken in the warm-up.
-
-    Attributes:
-        rows: How many examples there were.
-        step_s: The least seconds of a step of all of them.
-        start_s: Seconds of starting them.
-    """
+    """The least seconds of a step of so many examples in the warm-up, and of starting them."""
 
     rows: int
     step_s: float
@@ -83,8 +73,8 @@ class OrderHead(msgspec.Struct, array_like=True, frozen=True):
         resume: Ids of paused streams that go on.
         stop_when: After which steps to wait for the next order: `GO_ON`, `ON_LEAVING` or
             `EVERY_STEP` of `core/running_set.py`.
-        buffers: Empty if no stream that joins has had parts; else for each of them how many buffers
-            its item has, and each of its parts.
+        buffers: For each stream that joins, how many buffers its item has, and each of its parts;
+            empty if none has had parts.
         is_whole: Whether it is the last message of an order that is too large for one.
     """
 
@@ -125,12 +115,8 @@ _decode_report = msgspec.msgpack.Decoder(ReportHead).decode
 
 
 def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Frame:
-    """Return an order as a frame. Its `buffers` are filled in.
-
-    Args:
-        number: The order's; each order of a worker has a higher one.
-        order: What is to be done.
-        joining: The streams that join.
+    """Return an order as a frame, its `buffers` filled in; each order of a worker has a higher
+    number.
     """
     payloads: list[Payload] = [each.item for each in joining]
     if any(each.parts for each in joining):
@@ -149,11 +135,7 @@ def order_frame(number: int, order: OrderHead, joining: Sequence[Joining]) -> Fr
 
 
 def read_order(frame: Frame) -> tuple[OrderHead, list[Joining]]:
-    """Return what an order says, and the streams that join.
-
-    Raises:
-        FrameError: It is no order, or one that contradicts itself.
-    """
+    """Return an order, and the streams that join. Raises FrameError if it contradicts itself."""
     order = _head(frame, FrameKind.ORDER, _decode_order)
     if len(set(frame.ids)) < len(frame.ids):
         raise FrameError("an order in which a stream joins twice")
@@ -179,11 +161,10 @@ def parts_frame(
 
     Args:
         number: That of the last order that was followed.
-        report: What was done.
         ids: The streams of which there is something to say.
-        kinds: For each of them what it is: `MORE`, `LAST`, `END`, `BACK` or an `Outcome`.
-        payloads: For each of them the part, or the report of its failure; of an end nothing, or the
-            whole answer.
+        kinds: For each `MORE`, `LAST`, `END`, `BACK` or an `Outcome`.
+        payloads: For each the part, or the report of its failure; of an end nothing, or the whole
+            answer.
     """
     return Frame(FrameKind.PARTS, number, [0, *ids], bytes([0, *kinds]), payloads=[_encode(report), *payloads])
 
@@ -195,10 +176,8 @@ def with_kept(part: Payload, kept: Payload) -> tuple[list[Buffer], int]:
 
 
 def read_report(frame: Frame) -> ReportHead:
-    """Return what the first item of a PARTS frame says, once the whole frame has been checked.
-
-    Raises:
-        FrameError: It is not such a frame, or one that contradicts itself.
+    """Return what the first item of a PARTS frame says, once the whole frame has been checked;
+    raises FrameError.
     """
     report = _head(frame, FrameKind.PARTS, _decode_report)
     if not _KINDS.issuperset(frame.formats):
@@ -211,14 +190,8 @@ def read_report(frame: Frame) -> ReportHead:
 
 
 def split_kept(payload: Payload, n: int) -> tuple[Payload, Payload]:
-    """Return a part as its caller gets it, and what is to be kept of it.
-
-    Args:
-        payload: Both of them.
-        n: How many of the buffers are the caller's.
-
-    Raises:
-        FrameError: There are fewer buffers.
+    """Return a part as its caller gets it, in `n` buffers, and what is to be kept of it. Raises
+    FrameError.
     """
     if type(payload) is not list or n == len(payload):
         return payload, payload
@@ -227,7 +200,6 @@ def split_kept(payload: Payload, n: int) -> tuple[Payload, Payload]:
 
 
 def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
-    """Return the first item of a frame. Raises FrameError."""
     if frame.kind != kind or not frame.payloads or frame.ids[0] != 0:
         raise FrameError(f"a {frame.kind.name} frame instead of {kind.name}, or one without a first item")
     try:
@@ -237,10 +209,8 @@ def _head(frame: Frame, kind: FrameKind, decode: Callable[[Any], T]) -> T:
 
 
 def _apart(payload: Payload, counts: Sequence[int]) -> Sequence[Payload]:
-    """Return the payloads that lie behind each other in one, by their numbers of buffers.
-
-    Raises:
-        FrameError: The numbers do not fit.
+    """Return the payloads that lie behind each other in one, by their numbers of buffers; raises
+    FrameError.
     """
     buffers = parts_of([payload])[1]
     if not counts or min(counts) < 1 or sum(counts) != len(buffers):

@@ -56,12 +56,9 @@ MOST_WAYS: Final = 256 - WAY
 
 
 class FailureReport(msgspec.Struct, array_like=True, frozen=True):
-    """What a worker reports about a failed item.
+    """The report of a failed item.
 
     Attributes:
-        message: The text of the exception.
-        type_name: The name of its class.
-        traceback: Its traceback as text.
         details: What is wrong with an item that does not fit.
         cause: The exception itself, pickled; empty if it does not travel.
         module: The module of its class.
@@ -82,7 +79,7 @@ _decode_report = msgspec.msgpack.Decoder(FailureReport).decode
 
 
 def with_cause(report: FailureReport, error: BaseException) -> FailureReport:
-    """Return the report with the exception itself added, if that can be pickled."""
+    """Return the report with the exception itself, if that can be pickled."""
     try:
         cause = dumps(error, longest=LONGEST_CAUSE)
         return msgspec.structs.replace(report, cause=cause, module=str(type(error).__module__))
@@ -128,12 +125,8 @@ def read_report(payload: Payload) -> FailureReport:
 
 
 def unpack_error(outcome: int, payload: Payload, cause: BaseException | None = None) -> CarpoolError:
-    """Return the error that a caller gets for a failed item.
-
-    Args:
-        outcome: What became of the item.
-        payload: The worker's report.
-        cause: The exception itself, from a worker in this process.
+    """Return the error that a caller gets for a failed item; `cause` is the exception itself, from
+    a worker in this process.
     """
     report = read_report(payload)
     if outcome == Outcome.INVALID:
@@ -189,8 +182,6 @@ class CheckedResponse(NamedTuple):
     """A response that may be sent to a client.
 
     Attributes:
-        status: The HTTP status.
-        body: The body, already encoded.
         content_type: Empty for the content type of any good answer.
         headers: Further headers, with names in lower case.
     """

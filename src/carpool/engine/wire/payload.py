@@ -7,27 +7,22 @@ Small arrays travel as a head and their elements (`arrays.py`), in a tenth of pi
 payloads that `dump` has made in one of our own processes ever reach `load`: bytes from the network
 are JSON, msgpack or raw, and never come here.
 
-Scalars are payloads as they are, since they cannot change, until a frame is written. A batch of
-them is one array in msgpack, which is written in one call and read in one call, whereas separate
-items take three calls each: to pack, to cut out and to open. Only values of exactly these types
-count as scalars. Instances of subclasses (a numpy scalar, an enum) are objects like any other, and
-so are integers of more than 64 bits. Texts that are long or not ASCII are packed one by one where
-they come from, because their length in bytes is not known without encoding them.
+Scalars are payloads as they are until a frame is written. A batch of them is one array in msgpack,
+which is written and read in one call each. Only values of exactly these types count: instances of
+subclasses (a numpy scalar, an enum) and integers of more than 64 bits are objects like any other.
+Texts that are long or not ASCII are packed one by one where they come from, because their length in
+bytes is not known without encoding them.
 
-A pickle of a row of a batch does not take its batch along. Most libraries pickle the part of an
-object's memory that the object shows. torch and pyarrow pickle all of it: a row of a tensor would
-take the rows of its neighbours along, whose numbers are others'. So what shows less than it holds
-is copied first, wherever it stands in an object. As with numpy, two views of one memory come as two
-objects, each with memory of its own. What is not a plain view (a sparse tensor, one without memory)
-is left to its library, and what it consists of is looked at. Neither library is imported here: an
-object of theirs exists only where it has been.
+A pickle of a row of a batch does not take its batch along. torch and pyarrow pickle all of an
+object's memory, and so the rows of other callers. What shows less than it holds is therefore copied
+first, wherever it stands in an object. As with numpy, two views of one memory come as two objects,
+each with memory of its own. What is not a plain view (a sparse tensor, one without memory) is left
+to its library, and what it consists of is looked at.
 
-Memory for large buffers is used again once nothing refers to it. A fresh buffer of some megabytes
-costs about as much as filling it: the system maps and clears its pages one by one. So the last few
-buffers are remembered, and one that nothing refers to any more is handed out again. Users cannot
-observe that: an array that is kept also keeps its buffer. The cost comes when a buffer is filled,
-and not before: a fresh buffer is not cleared, so its pages take no memory until something is
-written to them. A client that announces sixteen megabytes and sends none takes none.
+Memory for large buffers is used again once nothing refers to it, since a fresh buffer of some
+megabytes costs about as much as filling it: the system maps and clears its pages one by one. An
+array that is kept also keeps its buffer. A fresh buffer is not cleared, so a client that announces
+sixteen megabytes and sends none takes none.
 """
 
 from __future__ import annotations
@@ -92,11 +87,8 @@ array's head.
 
 
 def adapted(format: int, adapter: int) -> int:
-    """Return the number of a format whose value an adapter makes an item of, on the way in.
-
-    Args:
-        format: JSON, MSGPACK or RAW.
-        adapter: The position of the adapter among those of its service.
+    """Return the number of a format (JSON, MSGPACK or RAW) whose value the `adapter`th adapter of
+    the service makes an item of, on the way in.
     """
     return CUSTOM + format + RAW * adapter
 
@@ -141,7 +133,6 @@ def dump(value: Any) -> Payload:
 
 
 def _packed_array(array: arrays.Array) -> Payload | None:
-    """Return a small array as a head and its elements; None if it must be pickled."""
     if array.nbytes >= LARGE:
         return None  # its memory travels as it is, uncopied
     head = arrays.head_of(array, array.shape)
@@ -171,12 +162,8 @@ def load(payload: Payload) -> object:
 
 
 def join(parts: Sequence[Payload], names: Sequence[str] | None, *, is_tuple: bool = False) -> Payload:
-    """Return payloads as one, which `load` reads as a list, a tuple or, by names, a dict.
-
-    Args:
-        parts: The payloads, which are not opened.
-        names: One for each, for a dict; None for a list.
-        is_tuple: Whether it is a tuple, in the place of a list.
+    """Return payloads as one, without opening them; `load` reads it as a list, a tuple or, by
+    names, a dict.
     """
     if not parts:
         return pickle.dumps({} if names is not None else () if is_tuple else [], 5)
@@ -193,10 +180,8 @@ def join(parts: Sequence[Payload], names: Sequence[str] | None, *, is_tuple: boo
 
 
 def parts_in(payload: Payload) -> list[Payload] | None:
-    """Return the payloads of which `join` has made this one; None if it has not made it.
-
-    Raises:
-        ValueError: It is damaged.
+    """Return the payloads of which `join` has made this one, or None. Raises ValueError if it is
+    damaged.
     """
     if type(payload) is not list or payload[0][:1] != bytes([_JOINED]):
         return None
@@ -249,7 +234,6 @@ def detached(payloads: Sequence[Payload], memory: Memory) -> Sequence[Payload]:
 
 
 def detach(payload: Payload, memory: Memory) -> Payload:
-    """Return a payload that shares no memory with this one; see `detached`."""
     if type(payload) is not list:  # reading it makes new objects
         return payload
     return [_copied(buffer, memory) for buffer in payload]
@@ -264,7 +248,6 @@ def _copied(buffer: Buffer, memory: Memory) -> Buffer:
 
 
 def format_name(format: int) -> str:
-    """Return the name of the format in which a client has written an item."""
     return {MSGPACK: "msgpack", RAW: "text"}.get(format, "JSON")
 
 
@@ -316,24 +299,18 @@ _decode_scalars = msgspec.msgpack.Decoder(list[Scalar]).decode
 
 
 class Scalars(list[Scalar]):
-    """Payloads that are all scalars."""
-
     __slots__ = ()
 
 
 def are_scalars(payloads: Sequence[Any]) -> bool:
-    """Report whether there are payloads, all of them scalars."""
     if type(payloads) is Scalars:
         return True
     return len(payloads) > 0 and type(payloads[0]) in SCALARS and set(map(type, payloads)) <= SCALARS
 
 
 def as_scalars(values: Sequence[Any], kinds: set[type]) -> Scalars | None:
-    """Return values as payloads; None if not all of them are scalars that may stay as they are.
-
-    Args:
-        values: At least one.
-        kinds: The set of their types.
+    """Return values, of which there is one at least, as payloads; None if not all of them are
+    scalars that may stay as they are.
     """
     if not kinds <= SCALARS:
         return None
@@ -348,10 +325,8 @@ def as_scalars(values: Sequence[Any], kinds: set[type]) -> Scalars | None:
 
 
 def unpack_scalars(data: bytes | bytearray | memoryview, count: int) -> Scalars:
-    """Read what `pack_scalars` has made of a list of `count` scalars.
-
-    Raises:
-        ValueError: `pack_scalars` has not made this.
+    """Read what `pack_scalars` has made of a list of `count` scalars. Raises ValueError for
+    anything else.
     """
     try:
         scalars = Scalars(_decode_scalars(data))
@@ -374,12 +349,7 @@ _VIEWS = ("string_view", "binary_view")  # whose elements lie in buffers that sl
 
 
 def dumps(value: object, buffer_callback: BufferCallback | None = None, *, longest: float = inf) -> bytes:
-    """Return the pickle of `value`.
-
-    Args:
-        value: Any object.
-        buffer_callback: See `pickle.dumps`.
-        longest: The most bytes that the pickle may have.
+    """Return the pickle of `value`, of at most `longest` bytes.
 
     Raises:
         OverflowError: The pickle would be longer.
@@ -405,14 +375,11 @@ def is_record(fields: dict[Any, Any]) -> bool:
 
 
 class _File:
-    """A file that takes so many bytes, so that pickling a larger object stops early."""
-
     def __init__(self, longest: float) -> None:
         self.parts: list[bytes] = []
         self._left = longest
 
     def write(self, data: Any) -> int:
-        """Take the next part of a pickle."""
         part = bytes(data)
         self._left -= len(part)
         if self._left < 0:
@@ -443,7 +410,6 @@ class _Pickler(pickle.Pickler):
 
 
 def _holds_more(torch: Any, x: Any) -> bool:
-    """Report whether the memory of a tensor holds more than its elements."""
     if x.layout is not torch.strided or x.is_nested or x.device.type == "meta":
         return False
     along = [(n, stride) for n, stride in zip(x.shape, x.stride(), strict=True) if stride]
@@ -466,7 +432,6 @@ def own_tensor(torch: Any, x: Any) -> Any:
 
 
 def _own_array(arrow: Any, x: Any) -> Any:
-    """Return an array of pyarrow like `x`, in memory that holds nothing else."""
     if str(x.type) in _VIEWS:  # older versions do not count their bytes
         return x.cast(f"large_{str(x.type).removesuffix('_view')}").cast(x.type)
     if (
@@ -501,11 +466,11 @@ class Memory:
         """Return a buffer of exactly `nbytes` bytes, with arbitrary content."""
         kept = self._kept
         for i in range(len(kept)):
-            if len(kept[i]) == nbytes and _COUNTS_ARE_EXACT and _references(kept, i) == _OURS:
+            if len(kept[i]) == nbytes and _references(kept, i) == _OURS:
                 kept.append(kept.pop(i))
                 return kept[-1]
         fresh: bytearray = uncleared(None, nbytes)
-        if nbytes <= _MOST_KEPT_BYTES:
+        if nbytes <= _MOST_KEPT_BYTES and _COUNTS_ARE_EXACT:  # else it would never be used again
             self._keep(fresh)
         return fresh
 

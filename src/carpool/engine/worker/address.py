@@ -71,11 +71,6 @@ def listen_at(host: str, port: int, backlog: int) -> socket.socket:
 
     Of a name the IPv4 address is taken if it has several.
 
-    Args:
-        host: A name or a number, which may be in brackets.
-        port: The port; 0 takes a free one.
-        backlog: How many connections may wait to be accepted.
-
     Raises:
         OSError: It is in use, or no address of this machine.
     """
@@ -99,7 +94,6 @@ def tune(sock: socket.socket, silence_s: float) -> None:
     counts as silence, too (`JoinedWorker.send_ahead`).
 
     Args:
-        sock: The socket.
         silence_s: From two seconds on; whole seconds count.
     """
     is_local = sock.family == socket.AF_UNIX
@@ -148,7 +142,6 @@ class Tls:
 
     Attributes:
         certificate: Its own certificate, with those that lead to the authority.
-        key: The key of that.
         authority: Certificates of those whom it trusts to vouch for the other side. A service that
             has one demands a certificate of each worker.
         checks_name: Whether a worker checks that the service's certificate is for the name that it
@@ -202,7 +195,6 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
     def sendmsg(self, buffers: Sequence[Any], *more: Any) -> int:  # type: ignore[override]
-        """Write some of the first of several buffers, and return how much that was."""
         return self.send(buffers[0])
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:

@@ -2,8 +2,7 @@
 its results.
 
 An item's fault stays its own: it fails with an outcome and a report (`worker/own.py`), and the
-others go on. The model is called by `call/invoke.py`. Here its values are read from what callers
-sent, and its results are written as callers accept them.
+others go on.
 
 What is alike goes a shorter way to the same outcome: `_answer_array` is short for `_answer`,
 `_decode_alike` for `_decode_each`, `_write_alike` for `_write_each`, and `Invoker.run_now` for
@@ -13,6 +12,7 @@ What is alike goes a shorter way to the same outcome: `_answer_array` is short f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any
@@ -69,21 +69,15 @@ Encoders = Mapping[int, Callable[[Any], payload.Payload]]
 """The writers of results, by the encoding that callers want."""
 
 
+@dataclass(slots=True, eq=False)
 class _Writing:
-    """How results are written that go the same way.
-
-    Attributes:
-        encoders: By the encoding that the caller wants.
-        has_own: Whether the model's own `encode` writes formats of its own.
-        may_respond: Whether they may be `Response`s.
+    """How results are written that go the same way: by the encoding that the caller wants, perhaps
+    by the model's own `encode`, and perhaps as `Response`s.
     """
 
-    __slots__ = ("encoders", "has_own", "may_respond")
-
-    def __init__(self, encoders: Encoders, has_own: bool = False, may_respond: bool = False) -> None:
-        self.encoders = encoders
-        self.has_own = has_own
-        self.may_respond = may_respond
+    encoders: Encoders
+    has_own: bool = False
+    may_respond: bool = False
 
 
 class ExampleError(Exception):
@@ -102,19 +96,15 @@ class BatchAnswerer:
     """Answers batches with a loaded model.
 
     Args:
-        invoker: Calls the model.
         adapters: Make items of what is sent to addresses of their own.
         is_first: Whether requests begin here, so that clients could send the examples.
         is_last: Whether all results are answers, where it has no `spots`.
         spots: What becomes of results; each item says which one of these it is at.
-        before_predict: Called before the model's part of each batch.
-        after_predict: Called after the model's part of each batch.
-        main: Finds classes of the parent's main program.
+        before_predict: Called before the model's part of each batch, and `after_predict` after it.
         same_process: Whether replies stay in this process, so that exceptions may go with them as
             they are.
 
     Attributes:
-        traits: What `traits_of` read off the model.
         trouble: What happened to the last batch besides its results.
     """
 
@@ -173,7 +163,6 @@ class BatchAnswerer:
         Args:
             sizes: How many examples to time at a time, rising; none where the model takes single
                 items.
-            clock: Monotonic seconds.
 
         Returns:
             The sizes and the least seconds that each took, without those that there was no time for
@@ -208,16 +197,11 @@ class BatchAnswerer:
     async def warm_up_shapes(
         self, shapes: Sequence[tuple[int, int]], clock: Clock = monotonic
     ) -> list[tuple[int, float]]:
-        """Run each shape once, so that models that are compiled for it are ready; then time it.
-
-        Args:
-            shapes: For each the position of an example, and how often the call has this example.
-            clock: Monotonic seconds.
+        """Run each shape (the position of an example, and how often the call has it) once, so that
+        models that are compiled for it are ready; then time it. Raises what `warm_up` raises.
 
         Returns:
             The position of each shape that was timed, and the least seconds that it took.
-
-        Raises: what `warm_up` raises.
         """
         best: dict[int, float] = {}
         began = clock()
@@ -252,7 +236,6 @@ class BatchAnswerer:
         return indices, results, took_s
 
     def failed_example(self, i: int, failed: Failed) -> ExampleError:
-        """Return the error for an example that has failed in its model."""
         _, report = outcome_of(failed.error)
         n = len(self.traits.examples)
         text = f"example {i + 1} of {n} does not run through its model: {report.message}"
@@ -316,12 +299,10 @@ class BatchAnswerer:
 
     @property
     def _answers(self) -> bool:
-        """Whether results are answers, at one of the spots."""
         return any(Goes.ANSWER in spot.goes or Goes.PART in spot.goes for spot in self._spots)
 
     @property
     def _of_examples(self) -> _Writing:
-        """How the results of examples are written."""
         if self._usual is not None:
             return self._usual
         return self._writings[Goes.ANSWER if self._answers else Goes.ON]
@@ -329,7 +310,6 @@ class BatchAnswerer:
     # -- a batch
 
     async def answer(self, frame: Frame) -> Frame:
-        """Return the reply to a batch, with the items in the order of the batch."""
         started = monotonic()
         self.trouble = []
         reply = Frame(FrameKind.REPLY, frame.batch_id, frame.ids)
@@ -339,7 +319,6 @@ class BatchAnswerer:
         return reply
 
     async def _answer(self, frame: Frame, started: float, reply: Frame) -> None:
-        """Put outcomes and results of a batch into its reply."""
         until = max(frame.deadlines)
         again = self._again(frame, until)
         alike = self._decode_alike(frame, started)
@@ -356,13 +335,10 @@ class BatchAnswerer:
 
     @fast_path("whole_arrays", declined=False)
     async def _answer_array(self, frame: Frame, started: float, reply: Frame) -> bool:
-        """Answer a batch that is one array with one array, if the model takes it as it is.
+        """Answer a batch that is one array with one array, if the model takes it as it is; report
+        whether it was done.
 
-        Fast path of `_answer`: the same outcome (tests/engine/worker/test_fast_paths.py). To make
-        an object of each row, and to let go of them all, takes as long as to copy the block.
-
-        Returns:
-            Whether it was done; if not, nothing was.
+        Fast path of `_answer`: the same outcome (tests/engine/worker/test_fast_paths.py).
         """
         n = len(frame.ids)
         is_plain = frame.formats.count(OBJECT) == n and (
@@ -400,7 +376,6 @@ class BatchAnswerer:
         return await self._decode_each(frame, now, inf, self.trouble) if values is None else list(values)
 
     async def tear_down(self) -> None:
-        """Call the model's `teardown`. Raises what that raises."""
         await self._invoker.tear_down()
 
     # -- reading items
@@ -428,9 +403,6 @@ class BatchAnswerer:
         return again
 
     async def _decode_each(self, frame: Frame, now: float, until: float, trouble: list[Trouble]) -> list[Any]:
-        """Return the values of a batch's items, with `Failed` for those that cannot be read or have
-        expired.
-        """
         values: list[Any] = []
         for format, deadline, body in zip(frame.formats, frame.deadlines, frame.payloads, strict=True):
             try:
@@ -481,7 +453,6 @@ class BatchAnswerer:
             return self._main.read_again(self._decoders[OBJECT], body, error)
 
     async def _decode_custom(self, formats: bytes, values: list[Any], until: float, trouble: list[Trouble]) -> None:
-        """Read items in the model's own format, with one call of its `decode` for all of them."""
         positions = [i for i, f in enumerate(formats) if f == CUSTOM and type(values[i]) is not Failed]
         bodies = [values[i] for i in positions]
         decoded = await self._invoker.call_together(self._decode_bodies, bodies, trouble, positions, until)
@@ -499,7 +470,6 @@ class BatchAnswerer:
             raise _as_parser_error(error) from error
 
     async def _adapt(self, i: int, formats: bytes, values: list[Any], trouble: list[Trouble]) -> list[Any]:
-        """Return the values, with those that are for one adapter made into items by it."""
         own = [adapted(format, i) for format in (JSON, MSGPACK, RAW)]
         places = [place for place, format in enumerate(formats) if format in own]
         made = await self._invoker.for_each(self._adapters[i], [values[place] for place in places], trouble)
@@ -523,7 +493,6 @@ class BatchAnswerer:
     # -- writing results
 
     async def encode(self, results: list[Any], accepts: bytes, reply: Frame, until: float = inf) -> None:
-        """Put outcomes and payloads of results into a reply; all callers have gone at `until`."""
         usual = self._usual
         if usual is None or not TURNS.isdisjoint(kinds := set(map(type, results))):
             await self._encode_turns(results, accepts, until, reply)
@@ -531,7 +500,6 @@ class BatchAnswerer:
             await self._encode_all(results, accepts, until, reply, usual, kinds)
 
     async def _encode_turns(self, results: list[Any], accepts: bytes, until: float, reply: Frame) -> None:
-        """Put outcomes and payloads into the reply where results go different ways."""
         groups: dict[_Writing, list[int]] = {}
         outcomes, values = bytearray(len(results)), list(results)
         has_spots = len(self._spots) > 1
@@ -567,15 +535,8 @@ class BatchAnswerer:
         writing: _Writing,
         kinds: set[type] | None = None,
     ) -> None:
-        """Put outcomes and payloads into the reply, where all results are written alike.
-
-        Args:
-            results: They.
-            accepts: For each the encoding that its caller wants.
-            until: When the last of the callers goes.
-            reply: The reply.
-            writing: How they are written.
-            kinds: The set of their types, if it is known.
+        """Put outcomes and payloads into the reply, where all results are written alike; `kinds` is
+        the set of their types, if it is known.
         """
         if kinds is None:
             kinds = set(map(type, results))
@@ -630,12 +591,10 @@ class BatchAnswerer:
         return bytes(formats)
 
     def _write(self, results: list[Any], accepts: bytes, kinds: set[type], reply: Frame, writing: _Writing) -> None:
-        """Put outcomes and payloads of results into the reply, without the model's `encode`."""
         if not self._write_alike(results, accepts, kinds, reply, writing.encoders):
             self._write_each(results, accepts, reply, writing.encoders)
 
     def _write_each(self, results: list[Any], accepts: bytes, reply: Frame, encoders: Encoders) -> None:
-        """Write the results one by one; those that cannot be written fail."""
         outcomes = bytearray()
         payloads: list[payload.Payload] = []
         failures = FailureReports(self._same_process)
@@ -677,9 +636,6 @@ class BatchAnswerer:
         return True
 
     async def _encode_custom(self, results: list[Any], accepts: bytes, until: float, format: int) -> None:
-        """Write the results for one of the model's own formats, with one call of its `encode` for
-        all of them.
-        """
         positions = [i for i, a in enumerate(accepts) if a == format and type(results[i]) is not Failed]
         values = [results[i] for i in positions]
         content_type = self.traits.produces[format - CUSTOM]
@@ -699,7 +655,6 @@ class BatchAnswerer:
 
 
 def _without_turn(result: Any) -> Any:
-    """Return a result without what says where it goes."""
     if type(result) is Done:
         return result.answer
     return result.item if type(result) is To else result
@@ -726,7 +681,6 @@ def _as_list(value: Any) -> payload.Payload:
 
 
 def _reader(format: int, taken: Any) -> Callable[[Any], Any]:
-    """Make a function that reads bodies of a format as values of a type."""
     if format > CUSTOM:
         format, _ = without_adapter(format)
     if format == RAW:
@@ -751,7 +705,6 @@ def _as_block(results: list[Any], kinds: set[type]) -> Sequence[payload.Payload]
 
 
 def _as_array_block(array: Any, *, copy: bool) -> Block | None:
-    """Return the rows of an array as a block; None if they must be written one by one."""
     try:
         return arrays.block_of_rows(array, copy=copy)
     except BaseException:

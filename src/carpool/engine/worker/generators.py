@@ -26,13 +26,11 @@ Own = Callable[[Any], Any]
 
 
 class ItemGenerators:
-    """A generator for each item.
+    """A generator for each item, which `predict` makes.
 
-    Args:
-        predict: Makes one of an item.
-        is_fatal: Whether an exception ends the worker instead of failing an item.
-        own: Copies a part before user code is called again, which may fill the same memory.
-        beside: Has asynchronous generators run beside each other; None where there is no loop.
+    `is_fatal` says whether an exception ends the worker instead of failing an item, `own` copies a
+    part before user code is called again, which may fill the same memory, and `beside` has
+    asynchronous generators run beside each other; it is None where there is no loop.
     """
 
     def __init__(self, predict: Predict, is_fatal: IsFatal, own: Own = own_part, beside: Beside | None = None) -> None:
@@ -42,7 +40,6 @@ class ItemGenerators:
         self._beside = beside
 
     def start(self, xs: list[Any]) -> list[Any]:
-        """Make the generators; none of them has begun when this returns."""
         return [_apart(self._predict(x), self._own, self._beside) for x in xs]
 
     async def step(self, generators: list[Any]) -> list[Any]:
@@ -59,7 +56,6 @@ class ItemGenerators:
         return parts
 
     async def stop(self, generator: Any) -> None:
-        """Close a generator."""
         await _close(generator)
 
     async def _next(self, generator: Any) -> Any:
@@ -77,8 +73,6 @@ class _Group:
     Attributes:
         generator: Yields a list of parts, one for each item that there was at first.
         kept: By place, the parts that were made for items which were not stepped.
-        alive: The places of the items that still run.
-        has_begun: Whether something was taken from the generator.
     """
 
     def __init__(self, generator: Any, n: int) -> None:
@@ -89,7 +83,6 @@ class _Group:
 
     @property
     def sent(self) -> frozenset[int] | None:
-        """What its present `yield` returns."""
         return frozenset(self.alive) if self.has_begun else None
 
 
@@ -109,11 +102,6 @@ class BatchGenerators:
 
     What a generator's `yield` returns is the set of the places that still run, so that it can leave
     out those whose answers have ended or whose callers have gone.
-
-    Args:
-        predict: Makes a generator of a list of items.
-        own: See `ItemGenerators`.
-        beside: Likewise.
     """
 
     def __init__(self, predict: Predict, own: Own = own_part, beside: Beside | None = None) -> None:
@@ -122,7 +110,6 @@ class BatchGenerators:
         self._beside = beside
 
     def start(self, xs: list[Any]) -> list[_Member]:
-        """Make a generator of the items, which has not begun when this returns."""
         # the parts of a list that it yields are copied one by one
         group = _Group(_apart(self._predict(xs), lambda parts: parts, self._beside), len(xs))
         return [_Member(group, place) for place in range(len(xs))]
@@ -150,7 +137,6 @@ class BatchGenerators:
             await _close(group.generator)
 
     async def _advance(self, group: _Group) -> None:
-        """Take the next list from a generator, or the end of all that still run."""
         n = len(group.kept)
         if hasattr(group.generator, "take"):
             yielded = group.generator.take()
@@ -167,11 +153,8 @@ class BatchGenerators:
 
 
 async def next_of(generator: Any, sent: Any) -> Any:
-    """Return what a generator yields next, or `END`.
-
-    Args:
-        generator: May be asynchronous.
-        sent: What its present `yield` returns.
+    """Return what a generator, which may be asynchronous, yields next, or `END`; its present
+    `yield` returns `sent`.
     """
     if hasattr(generator, "asend"):
         try:
@@ -185,7 +168,6 @@ async def next_of(generator: Any, sent: Any) -> Any:
 
 
 def _apart(generator: Any, own: Own, beside: Beside | None) -> Any:
-    """Return a generator, or, where it can await something, what runs it in a task."""
     return generator if beside is None or not hasattr(generator, "asend") else beside.apart(generator, own)
 
 
@@ -211,20 +193,15 @@ class Beside:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def apart(self, generator: Any, own: Own) -> Apart:
-        """Return what runs a generator in a task of its own."""
         return Apart(generator, own, self._tasks)
 
     def end(self) -> None:
-        """Cancel what generators await, and have them closed: their worker has ended."""
         for task in self._tasks:
             task.cancel()
 
     async def first_of(self, asked: Sequence[tuple[Any, Any]]) -> None:
-        """Ask generators to go on, and wait until one of them has yielded, or an order has come.
-
-        Args:
-            asked: Each with what its present `yield` returns; others than those of `apart` are left
-                out.
+        """Ask generators of `apart` to go on, each with what its present `yield` returns, and wait
+        until one of them has yielded, or an order has come.
         """
         apart = [(each, sent) for each, sent in asked if type(each) is Apart]
         if not apart:
@@ -240,12 +217,9 @@ class Beside:
 
 
 class Apart:
-    """An asynchronous generator in a task of its own, in which all of its code runs.
-
-    Args:
-        generator: The generator.
-        own: Copies what it yields, since others run before that is taken.
-        tasks: Those of its worker, to which its own is added for as long as it lives.
+    """An asynchronous generator in a task of its own, in which all of its code runs. What it yields
+    is copied, since others run before that is taken; the task is among those of its worker for as
+    long as it lives.
     """
 
     def __init__(self, generator: Any, own: Own, tasks: set[asyncio.Task[None]]) -> None:
@@ -261,10 +235,8 @@ class Apart:
         self._failure: BaseException | None = None  # of its end
 
     def ask(self, sent: Any) -> asyncio.Future[Any]:
-        """Return what will have a result once there is something to `take`.
-
-        Args:
-            sent: What its present `yield` returns, unless it goes on already.
+        """Return what will have a result once there is something to `take`; unless it goes on
+        already, its present `yield` returns `sent`.
         """
         if self._coming is None:
             import asyncio
@@ -292,7 +264,6 @@ class Apart:
         return part
 
     async def aclose(self) -> None:
-        """Cancel what it awaits, and close it."""
         if self._task is not None:
             import asyncio
 

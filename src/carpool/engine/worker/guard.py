@@ -1,11 +1,11 @@
 """The guard's own program: kills the workers' process groups when the service's process has died.
 
 A worker that outlives its parent ends by itself (`main.py`), but the processes that it has started
-do not: no parent-death signal reaches a worker's children. So each service has this small process
-beside it. `drive/guard.py` starts it as `python -I -S guard.py PARENT` with a pipe for its input,
-which names the groups that come (`+123`) and go (`-123`). When the parent dies, the pipe ends.
-If a child that the parent has forked still holds the pipe open, the death is noticed by a pidfd,
-where the system has them. `quit` means that nothing is to be killed.
+do not: no parent-death signal reaches a worker's children. `drive/guard.py` starts it as `python -I
+-S guard.py PARENT` with a pipe for its input, which names the groups that come (`+123`) and go
+(`-123`); `quit` means that nothing is to be killed. When the parent dies, the pipe ends. If a child
+that the parent has forked still holds the pipe open, the death is noticed by a pidfd, where the
+system has them.
 
 It imports as little as it can: it starts in 10 ms, and only 3 MB of its memory are its own.
 """
@@ -32,7 +32,6 @@ def main() -> None:
 
 
 def _listen(parent: int, groups: set[int]) -> bool:
-    """Keep the set of groups up to date; return whether they must be killed in the end."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
     try:  # noqa: SIM105

@@ -1,12 +1,10 @@
 """The program of a worker process, which runs `worker/serve.py` over a socketpair until the socket
 ends.
 
-`drive/process.py` starts it as a fresh interpreter,
-`python -m carpool.engine.worker.main FD PARENT NAME`,
-with one end of a socketpair as file descriptor FD; NAME is for `ps`. Nothing else is shared with
-the parent. The process ends when the socket ends. If user code hangs then, a thread that watches
-the socket ends the process. If even that thread does not get to run, the kernel ends the process
-when the parent dies.
+`drive/process.py` starts it as a fresh interpreter, `python -m carpool.engine.worker.main FD PARENT
+NAME`, with one end of a socketpair as file descriptor FD; NAME is for `ps`. If user code hangs as
+the socket ends, a thread that watches the socket ends the process. If even that thread does not get
+to run, the kernel ends the process when the parent dies.
 """
 
 from __future__ import annotations
@@ -49,18 +47,16 @@ class ParentSocket:
     """The worker's end of the socketpair, blocking.
 
     Attributes:
-        sock: The socket.
-        send_fault: A planned fault of sending replies, for tests; None if there is none.
-        receive_fault: A planned fault after a part of a frame has come, for tests; None if there is
-            none.
-        heard_at: When the first byte of the last frame came.
+        send_fault: A planned fault of sending replies, for tests, as is `receive_fault` after a
+            part of a frame has come; None if there is none.
+        came_at: When the first byte of the last frame came.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.send_fault: faults.Send | None = None
         self.receive_fault: faults.Hook | None = None
-        self.heard_at = 0.0
+        self.came_at = 0.0
         self._parent_ends = select.poll()
         # without POLLRDHUP only errors and hang-ups are reported
         self._parent_ends.register(sock, getattr(select, "POLLRDHUP", 0))
@@ -70,14 +66,12 @@ class ParentSocket:
         self._pid = os.getpid()
 
     def take_place(self, setup: Setup) -> None:
-        """Make this process the worker that a setup describes."""
         multiprocessing.process.current_process().name = process_name(setup.stage, setup.place)
         faults.connection, self.send_fault = self.sock, faults.sending(setup.place)
         self.receive_fault = faults.at("worker.mid_recv", setup.place)
         enter_process(setup.place)
 
     async def receive(self) -> Frame | None:
-        """Return the next frame; None once the parent has closed its end."""
         received, reader = self._received, self._reader
         while not received:
             if self._has_ended:
@@ -85,7 +79,7 @@ class ParentSocket:
             was_idle = reader.idle
             n = self.sock.recv_into(reader.get_buffer())
             if was_idle:
-                self.heard_at = monotonic()
+                self.came_at = monotonic()
             if n == 0:
                 return None
             received += reader.received(n)
@@ -99,9 +93,6 @@ class ParentSocket:
         return frame
 
     async def has_news(self) -> bool:
-        """Report whether a whole frame or the end is there, and read what has come of the next
-        one.
-        """
         while not self._received and not self._has_ended:
             was_idle = self._reader.idle
             try:
@@ -109,13 +100,12 @@ class ParentSocket:
             except BlockingIOError:
                 return False
             if was_idle:
-                self.heard_at = monotonic()
+                self.came_at = monotonic()
             self._has_ended = n == 0
             self._received += self._reader.received(n) if n else ()
         return True
 
     def send(self, frame: Frame) -> None:
-        """Write one whole frame."""
         if os.getpid() != self._pid:
             _end_fork()
         encoded = encode(frame)
@@ -137,7 +127,6 @@ class ParentSocket:
 
 
 def main() -> None:
-    """Run the worker process."""
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     _prepare(parent)
     sock = socket.socket(fileno=fd)
@@ -153,7 +142,6 @@ def main() -> None:
 
 
 def _prepare(parent: int) -> None:
-    """Set up signals, output and the end of the process, before any user code runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which decides
     # SIGTERM reaches the parent as well, since some supervisors send it to all processes; what user
     # code starts must not inherit that it is ignored
@@ -223,7 +211,6 @@ def _watch(fd: int, parent: int) -> None:
 
 
 async def _live(connection: ParentSocket) -> None:
-    """Become the worker that the first frame describes."""
     frame = await connection.receive()
     if frame is None:
         return

@@ -2,18 +2,13 @@
 results go.
 
 A value that user code may still change is copied before the next call of it, which may fill the
-same memory again.
+same memory again. What a model's hooks hand to each other never leaves its worker and may be
+anything, such as a document that takes its whole vocabulary along where it is pickled. There only
+plain data is copied: containers, arrays, tensors and records.
 
-What a model's hooks hand to each other never leaves its worker and may be anything, such as a
-document that takes its whole vocabulary along where it is pickled. There only plain data is copied:
-containers, arrays, tensors and records.
-
-Failed items are reported by an outcome and a report for each, with the exception itself where that
-can travel.
-
-A stage may stand at several places of a graph. As far as its workers see them, places differ in
-what becomes of a result, and alike ones are one `Spot`. Each item comes with the number of its
-spot, beside the encoding that its caller wants.
+A stage may stand at several places of a graph. Those that differ for its workers, in what becomes
+of a result, are a `Spot` each. Each item comes with the number of its spot, beside the encoding
+that its caller wants.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from carpool.engine import details
-from carpool.engine.call.results import UNCHANGING, Failed, Miscount
+from carpool.engine.call.results import UNCHANGING, Failed, Miscount, as_it_is
 from carpool.engine.details import Detail
 from carpool.engine.foreign import as_model_error, named_text_of, text_of
 from carpool.engine.http_response import HTTPError, check_refusal
@@ -54,7 +49,6 @@ def own(value: Any, handed_on: bool = False) -> Any:
     exception, with its traceback, but its arguments and attributes are copies from then on.
 
     Args:
-        value: Any object.
         handed_on: Whether it only goes from one hook of a model to the next. Then what is no plain
             data is returned as it is.
     """
@@ -65,7 +59,7 @@ def own(value: Any, handed_on: bool = False) -> Any:
         _own_arguments(value)
         return value
     try:
-        return _copied(value, _as_it_is if handed_on else _as_if_sent, {})
+        return _copied(value, as_it_is if handed_on else _as_if_sent, {})
     except BaseException:  # copying runs the user's code
         return value if handed_on else _deep_copy(value)
 
@@ -76,12 +70,8 @@ def own_part(part: Any, handed_on: bool = False) -> Any:
 
 
 def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> Any:
-    """Return a copy of `value`.
-
-    Args:
-        value: Any object.
-        other: Copies what is no plain data.
-        memo: Copies of objects that stand in it more than once, by their ids.
+    """Return a copy of `value`: `other` copies what is no plain data, and `memo` has, by ids, the
+    copies of objects that stand in it more than once.
     """
     kind = type(value)
     if kind in UNCHANGING or _is_number(kind):
@@ -118,7 +108,6 @@ def _copied(value: Any, other: Callable[[Any], Any], memo: dict[int, Any]) -> An
 
 
 def _fields(kind: type) -> Sequence[str] | None:
-    """Return the names of a record's fields; None if it is no record."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     return [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else None
@@ -138,10 +127,6 @@ def _is_array(kind: type, value: Any) -> bool:
 def _is_tensor(kind: type) -> bool:
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and issubclass(kind, tensor)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _as_if_sent(value: Any) -> Any:
@@ -193,12 +178,9 @@ class Expired(DeadlineExceeded):
 class FailureReports:
     """Reports the failed items of one batch.
 
-    Args:
-        same_process: Whether the reply stays in this process, so that exceptions may go with it as
-            they are.
-
     Attributes:
-        causes: The exceptions by position, if they may go as they are; else None.
+        causes: The exceptions by position, if the reply stays in this process, so that they may go
+            with it as they are; else None.
     """
 
     def __init__(self, same_process: bool) -> None:
@@ -207,7 +189,6 @@ class FailureReports:
         self._room = _ROOM_FOR_CAUSES
 
     def report(self, position: int, failed: Failed) -> tuple[Outcome, bytes]:
-        """Return what became of an item, and the packed report of it."""
         if failed not in self._reports:
             self._reports[failed] = self._pack(failed.error)
         outcome, body, body_with_cause = self._reports[failed]
@@ -268,7 +249,6 @@ def _outcome_of(error: BaseException) -> tuple[Outcome, FailureReport]:
 
 
 def _details_of(error: ValidationError) -> list[Detail]:
-    """Return the details of an error; none if its class is the user's and does not provide them."""
     try:
         return details.sanitized(error.details)
     except BaseException:
@@ -283,7 +263,6 @@ def _cause_of(error: BaseException) -> BaseException | None:
 
 
 def _users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the user's first frame on."""
     tb = error.__traceback__
     while tb is not None and _is_own(tb.tb_frame.f_code.co_filename):
         tb = tb.tb_next
@@ -344,12 +323,7 @@ class Goes(Enum):
 
 
 def chosen(choose: Callable[[Any], str], item: object, known: str) -> str:
-    """Return the name that a `choose=` of the user's returns for an item.
-
-    Args:
-        choose: The user's function.
-        item: What it is called with.
-        known: All names that there are, as they are shown in an error.
+    """Return the name that a `choose=` of the user's returns for an item; `known` are all names.
 
     Raises:
         CarpoolError: It raises; what is no error of ours becomes a `ModelError`.
@@ -376,11 +350,8 @@ class Ways:
     by_name: Mapping[str, Ways | int]
 
     def find(self, name: object, item: object) -> int:
-        """Return the position of the way of a result.
-
-        Args:
-            name: What the result names; None if it names none.
-            item: The result.
+        """Return the position of the way of a result; `name` is what it names, None if it names
+        none.
 
         Raises:
             CarpoolError: There is no such way, or `choose` raises.
@@ -442,7 +413,6 @@ class Spot:
 
 
 def choosers(spots: Sequence[Spot]) -> list[Callable[[Any], str]]:
-    """Return the functions by which results at some spots find their ways."""
     found, ways = [], [spot.ways for spot in spots if spot.ways is not None]
     while ways:
         each = ways.pop()

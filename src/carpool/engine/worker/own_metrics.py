@@ -1,11 +1,9 @@
 """Metrics of the user's own that change in a worker process, on their way to `/metrics`.
 
-A model makes counters, gauges and histograms of prometheus_client as in any program. A worker that
-has loaded such a model gives away their present values at most every `EVERY_S` seconds. One on the
-machine of its service writes them into a file of its own. One that has come over the network sends
-them when it has nothing to do, or behind an answer (`remote.py`). The service's process puts
-together what all workers say when somebody asks (`observe/own_metrics.py`). A worker that has
-loaded no prometheus_client does nothing.
+A worker gives away the present values of its model's metrics at most every `EVERY_S` seconds. One
+on the machine of its service writes them into a file of its own. One that has come over the network
+sends them when it has nothing to do, or behind an answer (`remote.py`). The service's process puts
+together what all workers say when somebody asks (`observe/own_metrics.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +31,7 @@ _OF_THE_PROCESS = ("python_", "process_")  # prometheus_client's own, which cann
 
 
 class OwnSample(msgspec.Struct, frozen=True):
-    """One number.
-
-    Attributes:
-        name: Of the sample, such as `tokens_total`.
-        labels: Its labels.
-        value: The number.
-    """
+    """One number of a sample such as `tokens_total`, and its labels."""
 
     name: str
     labels: dict[str, str]
@@ -47,14 +39,8 @@ class OwnSample(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True):
-    """One metric.
-
-    Attributes:
-        name: Of the metric, without the endings of its samples.
-        text: What it is.
-        kind: Counter, gauge, histogram or summary.
-        samples: Its numbers.
-        mode: Of a gauge, its `multiprocess_mode`.
+    """One metric of the user's, without the endings of its samples; `kind` is counter, gauge,
+    histogram or summary, and `mode` a gauge's `multiprocess_mode`.
     """
 
     name: str
@@ -71,7 +57,6 @@ class Family(msgspec.Struct, frozen=True):
 
 
 def families_of(registry: Any) -> list[Family]:
-    """Return the user's metrics in a registry of prometheus_client."""
     collectors = getattr(registry, "_names_to_collectors", {})
     return [
         Family(
@@ -106,7 +91,6 @@ class OwnMetrics:
         self._lock = threading.Lock()
 
     def note(self) -> None:
-        """Note that the model was called: what it counts is written soon."""
         if not self._is_due:
             self._is_due = True
             timer = threading.Timer(EVERY_S, self.write)
@@ -124,7 +108,6 @@ class OwnMetrics:
         threading.Thread(target=write_and_wait, daemon=True).start()
 
     def write(self) -> None:
-        """Give the metrics away if they have changed."""
         self._is_due = False
         with self._lock:
             try:

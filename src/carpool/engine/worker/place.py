@@ -1,14 +1,12 @@
 """Where a worker runs: which one of its stage it is, on which cores, with how many threads of BLAS
 and OpenMP, and which accelerators it sees.
 
-A model can ask which worker it runs in. Threads and tasks of one process each have their own
-answer. In a worker process there is one answer for all of its threads, those that the model starts
-included.
+A model can ask which worker it runs in: threads and tasks of one process each have their own
+answer, and all threads of a worker process have one.
 
-BLAS and OpenMP start a thread for every core unless an environment variable says otherwise. Several
-workers then have more threads than there are cores, and so does a container that may use fewer
-cores than it sees. Threads that spin while they wait for each other can make a service fifty times
-slower. So workers get as many as the user has set, or their share of the cores.
+BLAS and OpenMP start a thread for every core unless an environment variable says otherwise. Too
+many threads can make a service fifty times slower, so workers get as many as the user has set, or
+their share of the cores.
 
 CUDA counts only the devices that `CUDA_VISIBLE_DEVICES` names, and counts them anew from 0. So a
 worker that sees one device finds it as `cuda:0`, whatever its number is on the machine.
@@ -63,7 +61,6 @@ def enter_context(place: int) -> None:
 
 
 def enter_process(place: int) -> None:
-    """Take note of the worker that this process is."""
     global _of_process
     _of_process = place
 
@@ -74,7 +71,6 @@ Cores = frozenset[int]
 
 
 def can_pin() -> bool:
-    """Report whether this system can tie a process to cores."""
     return hasattr(os, "sched_setaffinity")
 
 
@@ -84,7 +80,6 @@ def current_cores() -> Cores | None:
 
 
 def available_cores() -> int:
-    """Return on how many cores this thread may run."""
     return len(current_cores() or ()) or os.cpu_count() or 1
 
 
@@ -166,11 +161,7 @@ _COLONS = 2  # a line has three fields: a hierarchy's number, its controllers, a
 
 
 def cpu_limit(root: Path = _ROOT) -> float | None:
-    """Return how many cores' time there is; None if nothing limits it, or the system does not say.
-
-    Args:
-        root: The folder of `proc` and `sys`.
-    """
+    """Return how many cores' time there is; None if nothing limits it, or that cannot be read."""
     try:
         groups = (root / "proc/self/cgroup").read_text()
     except (OSError, ValueError):
@@ -197,7 +188,6 @@ def _folders(mount: Path, group: str) -> Iterator[Path]:
 
 
 def _limit_v2(folder: Path) -> float | None:
-    """Return the limit of a group in version 2 of control groups."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -206,7 +196,6 @@ def _limit_v2(folder: Path) -> float | None:
 
 
 def _limit_v1(folder: Path) -> float | None:
-    """Return the limit of a group in version 1 of control groups."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         return None if quota <= 0 else quota / int((folder / "cpu.cfs_period_us").read_text())
@@ -268,14 +257,9 @@ def decide_threads(
     variable is added.
 
     Args:
-        stage: The name of the stage, for the log.
-        exported: The environment of this process.
-        env: The stage's own environment, which is added to that of this process.
-        workers: How many workers the stage has.
         pinned: For each worker, the number of cores that it is tied to; None if workers are not
             tied to cores.
         cores: How many cores there are for all of them.
-        all_workers: How many worker processes the service has in all its stages.
         limit: To how many cores' time the container is limited; None if it is not. Where workers
             are tied to more cores than their share of it, they get a thread for each of the share.
     """
@@ -301,7 +285,6 @@ def decide_threads(
 
 
 def _share(cores: int, workers: int) -> int:
-    """Return how many threads each worker gets if the user has set nothing."""
     return max(1, cores // workers)
 
 
@@ -389,7 +372,6 @@ def _mapped(name: str, visible: Sequence[str], exported: str) -> str:
 
 
 def _parse(entry: Any) -> str:
-    """Return a device, or a list of devices, as `CUDA_VISIBLE_DEVICES` names it."""
     if isinstance(entry, Sequence) and not isinstance(entry, str | bytes):
         if not entry:
             raise ValueError("devices gives a worker an empty list: name at least one device for each")

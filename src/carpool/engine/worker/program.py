@@ -1,14 +1,14 @@
-"""The setup of a worker, which it gets before it loads its model (pickled): how to call it, and
-all that must be the same there for it to be found.
+"""The setup of a worker, which it gets before it loads its model (pickled): how to call it, and all
+that must be the same there for it to be found.
 
 A model travels as a reference (pickle: module and name), so the worker needs the parent's import
 path, and for models of `__main__` the parent's main file. The worker runs that file under the name
 `__mp_main__`, as multiprocessing does, so that the code under `if __name__ == "__main__":` is
 skipped; on both sides the module has both names.
 
-A main program without a file that can be run again (a notebook, a prompt, `python -c`, standard
-input) cannot be looked into by a worker. What is defined there goes to it by value, written by
-cloudpickle if that is installed, and the worker's `__main__` then holds the classes that came.
+What is defined in a main program without such a file (a notebook, a prompt, `python -c`, standard
+input) goes to a worker by value, written by cloudpickle if that is installed, and the worker's
+`__main__` then holds the classes that came.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class Program(msgspec.Struct, frozen=True):
 
     Attributes:
         path: Its `sys.path`, with absolute entries.
-        folder: Its working directory.
         main_name: The name of its main module, as in `python -m main_name`; None if it has none.
         main_file: The file of its main module; None if it has none that can be run again.
     """
@@ -100,17 +99,11 @@ def pack_model(
     *,
     has_main: bool = True,
 ) -> bytes:
-    """Return references to the model, its arguments and the adapters of its addresses as bytes.
+    """Return references to the model, its arguments, the adapters of its addresses and what becomes
+    of its results as bytes.
 
-    What has been typed goes by value.
-
-    Args:
-        model: The model.
-        kwargs: Its arguments.
-        adapters: Those of its addresses.
-        spots: What becomes of its results.
-        has_main: Whether workers have the file of the main program, if it has one. If not, what is
-            defined there goes by value, too.
+    What has been typed goes by value, and so does what is defined in the main program's file where
+    workers do not have that (`has_main`).
 
     Raises:
         TypeError: A worker could not find the model; the text says what to do.
@@ -218,13 +211,8 @@ class MainProgram:
         self._refusal: ModelError | None = None
 
     def read_again(self, load: Callable[[Any], Any], item: Buffer | list[Buffer], error: BaseException) -> Any:
-        """Read an item again that could not be read, after running the main file if that may be
-        what was missing.
-
-        Args:
-            load: Reads an item.
-            item: The item, as `payload.dump` made it.
-            error: What reading it raised.
+        """Read an item, as `payload.dump` made it, again that could not be read, after running the
+        main file if that may be what was missing.
 
         Raises:
             ModelError: The main file cannot be imported here, or has no such class; the text says
@@ -248,7 +236,6 @@ class MainProgram:
 
 
 def _names_main(packed: Buffer) -> bool:
-    """Report whether a pickle may refer to something that the main program defines."""
     packed = bytes(packed)
     return b"__main__" in packed or _MAIN.encode() in packed
 
@@ -312,13 +299,11 @@ def _cloudpickle() -> Any:
 
 
 def _main_file() -> str | None:
-    """Return the file of this process's main program, if there is one that can be run again."""
     file = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" is none
     return os.path.abspath(file) if file and os.path.exists(file) else None
 
 
 def _is_of_main(value: Any) -> bool:
-    """Report whether a function, a class or an object's class is defined in the main program."""
     return (
         getattr(value if isinstance(value, type | types.FunctionType) else type(value), "__module__", "") == "__main__"
     )
@@ -338,7 +323,6 @@ signal as a JVM's.
 
 
 def process_name(stage: str, place: int) -> str:
-    """Return the name of a worker's process, thread or task."""
     return f"carpool {stage}/{place}"
 
 
@@ -355,17 +339,7 @@ class Setup(msgspec.Struct, frozen=True):
     Attributes:
         program: Where the parent finds its modules.
         model: The packed model, see `pack_model`.
-        stage: The name of the stage.
-        place: The worker's place in the stage.
-        batched: Whether `predict` takes lists.
-        allowed_batch_sizes: How long these lists may be; None for any length.
-        warm_up: Numbers of examples to run at a time and to time, rising.
-        is_first: Whether the stage is the first one, which decodes requests.
-        is_last: Whether the stage is the last one, which encodes responses.
-        isolate_errors: Whether a batch that raises is halved to find the guilty items.
-        retry_on_oom: Whether a batch that runs out of memory is run again in smaller calls.
         oom_errors: Full names of exceptions that mean out of memory, see `retry.Retrier`.
-        cores: Where the worker runs; None leaves the affinity alone.
         log_level: The parent's log level if its program has set up logging, else None.
         warm_up_shapes: Calls with one example over and over that are run and timed, too: the
             example's position, and how often it is in the call.

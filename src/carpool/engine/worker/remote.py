@@ -1,10 +1,9 @@
 """A worker that comes by itself: it connects to a service, proves itself, and answers batches.
 
 `carpool worker` runs it in a process that the user has started, and on a Ray cluster an actor does.
-The process has its own standard output and environment, and ends when the connection does. A thread
-that watches the connection ends it if user code hangs then. What its model counts in metrics of its
-own goes over the connection, from the thread that answers: TLS does not let another one write while
-that one reads.
+The process ends when the connection does; a thread that watches the connection ends it if user code
+hangs then. What its model counts in metrics of its own goes over the connection, from the thread
+that answers: TLS does not let another one write while that one reads.
 """
 
 from __future__ import annotations
@@ -53,13 +52,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to reach a service and be admitted.
-
-    Attributes:
-        address: Where its gate listens.
-        token: The secret of both sides.
-        tls: The files for TLS; None for a plain connection.
-        source: The address of this machine to connect from; empty for any.
+    """How to reach a service and be admitted: the address of its gate, the secret of both sides,
+    the files for TLS if any, and the address of this machine to connect from, empty for any.
     """
 
     address: JoinAddress
@@ -69,12 +63,8 @@ class Way:
 
 
 def admitted(way: Way, me: Hello, wait_s: float = 0.0) -> socket.socket:
-    """Return a connection to a service that has admitted this worker.
-
-    Args:
-        way: How to reach it.
-        me: What the worker says of itself.
-        wait_s: How long to try while nothing listens there.
+    """Return a connection to a service that has admitted this worker; try for so long while nothing
+    listens there.
 
     Raises:
         OSError: It cannot be reached, or its certificate is not trusted.
@@ -98,7 +88,6 @@ def live(sock: socket.socket, read_setup: ReadSetup, *, leaves_on_signals: bool)
     """Be the worker that the first frame describes until the connection ends.
 
     Args:
-        sock: A connection that has been admitted.
         read_setup: Returns what the first frame says, and what finds the model.
         leaves_on_signals: Whether SIGTERM and Ctrl-C have the worker leave in good order; for the
             main thread only.
@@ -121,11 +110,8 @@ def live(sock: socket.socket, read_setup: ReadSetup, *, leaves_on_signals: bool)
 
 
 class RemoteSocket(ParentSocket):
-    """The connection to the service, on which the worker can also say that it wants to leave.
-
-    Attributes:
-        failure: Why the model could not be loaded; None if it was.
-        sends_metrics: Whether the service wants the metrics of the model's own.
+    """The connection to the service, on which the worker can also say that it wants to leave;
+    `failure` is why the model could not be loaded.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -159,14 +145,13 @@ class RemoteSocket(ParentSocket):
         frame = await super().receive()
         if frame is not None:
             if frame.made_at:
-                self._clocks.heard(frame.made_at, self.heard_at)
+                self._clocks.learn(frame.made_at, self.came_at)
             if frame.deadlines and self._clocks.offset_s is not None:
                 offset_s = self._clocks.offset_s
                 frame.deadlines = [deadline + offset_s for deadline in frame.deadlines]
         return frame
 
     def send(self, frame: Frame) -> None:
-        """Write one whole frame, and what a signal had to say meanwhile."""
         self._is_sending = True
         try:
             super().send(frame)
@@ -187,13 +172,11 @@ class RemoteSocket(ParentSocket):
                 self.send_metrics()
 
     def send_metrics(self) -> None:
-        """Send the metrics of the model's own, if they have changed."""
         self._metrics_due_at = inf
         if self._metrics is not None:
             self._metrics.write()
 
     def leave(self) -> None:
-        """Tell the service to send no more, from a signal's handler."""
         if not self._is_ready:
             os._exit(0)  # it is loading its model, and has nothing to finish
         self._is_leaving = True
@@ -202,7 +185,6 @@ class RemoteSocket(ParentSocket):
                 self._say_so()
 
     def _nothing_comes(self) -> bool:
-        """Wait for something to come; report whether nothing has when the metrics are due."""
         if self._received or (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
             return False
         while True:
@@ -214,7 +196,6 @@ class RemoteSocket(ParentSocket):
             os.read(self._signals, 64)  # the signal has been handled since
 
     def _send_metrics(self, data: bytes) -> None:
-        """Send metrics, unless they are more than a service takes."""
         if len(data) <= MAX_METRICS_BYTES:
             self.send(Frame(FrameKind.METRICS, ids=[0], formats=b"\0", payloads=[data]))
         elif not self._is_too_much:
@@ -231,7 +212,6 @@ class RemoteSocket(ParentSocket):
 
 
 def _connected(way: Way, wait_s: float) -> socket.socket:
-    """Return a connection that nothing has been said on. Raises OSError."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -264,7 +244,6 @@ def _connect(way: Way) -> socket.socket:
 
 
 def _introduce(sock: socket.socket, token: bytes, me: Hello) -> None:
-    """Prove to the service that this is a worker of its, and have it prove itself."""
     nonce = handshake.read_greeting(_exactly(sock, handshake.GREETING_BYTES))
     own_nonce = secrets.token_bytes(handshake.NONCE_BYTES)
     sock.sendall(handshake.hello(me, token, nonce, own_nonce))
@@ -307,8 +286,6 @@ async def _live(link: RemoteSocket, read_setup: ReadSetup) -> None:
 
 @contextlib.contextmanager
 def _leaving_on_signals(link: RemoteSocket) -> Iterator[None]:
-    """Have the worker leave in good order on SIGTERM and Ctrl-C, inside the block."""
-
     def leave(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
         link.leave()
@@ -357,12 +334,9 @@ class ClockOffset:
         self.offset_s: float | None = None
         self._at = 0.0
 
-    def heard(self, sent: float, now: float) -> None:
-        """Learn from a message.
-
-        Args:
-            sent: When it was made, by the clock of the service.
-            now: When it came, by the clock of this machine.
+    def learn(self, sent: float, now: float) -> None:
+        """Learn from a message that was made and came at these times, each by the clock of its
+        side.
         """
         seen_s = now - sent
         if self.offset_s is None:

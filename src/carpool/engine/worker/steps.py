@@ -6,8 +6,8 @@ Each method of the user's is called here, and guarded. What it raises ends as fe
 * `start` and `resume`: the streams are started again in halves, until the guilty ones are alone;
 * `step`: what the states hold then is not defined, so all that were stepped are stopped, and begin
   again in halves, each of which makes one step at once. A stream that has had parts can do so only
-  by `resume`. One that has lost steps by it, since no part shows them, comes to the step that
-  has raised only after some others; until then its half is stepped in calls of its own;
+  by `resume`. One that has lost steps by it comes to the step that has raised only after some
+  others; until then its half is stepped in calls of its own;
 * a result of the wrong length fails all that were in the call;
 * out of memory is no stream's fault: the newest half is given back to the coordinator;
 * an exception in the place of a part, and what `postprocess` or `collect` raises, fails its stream;
@@ -48,38 +48,19 @@ class Row:
     """One stream in a running set.
 
     Attributes:
-        id: Its request's.
-        item: Its item as `start` gets it.
         again: Returns the item once more, as it came; None if it will not begin again.
         is_given: Whether the model has been given the item, and may have changed it.
         accept: The encoding in which its caller wants parts, or the answer.
         takes: What its caller takes, see `wire/order.py`.
         state: What `start` or `resume` has returned.
         n_parts: How many parts the model has given.
-        begun: How many steps the runner had made when the state was made.
-        begun_parts: How many parts the model had given then.
+        begun: How many steps the runner had made when the state was made, and `begun_parts` how
+            many parts the model had given then.
         apart: The number of the half with which it is stepped apart from others; 0 if it is not.
         apart_until: The last step of the runner that is made so.
         raw: These parts, for `resume`; empty if the model has none.
         parts: These parts as callers get them, for a caller that takes the whole answer.
     """
-
-    __slots__ = (
-        "accept",
-        "again",
-        "apart",
-        "apart_until",
-        "begun",
-        "begun_parts",
-        "id",
-        "is_given",
-        "item",
-        "n_parts",
-        "parts",
-        "raw",
-        "state",
-        "takes",
-    )
 
     def __init__(
         self,
@@ -104,14 +85,8 @@ class Row:
 
 
 class Lineup:
-    """The rows of one step, and what is the same in every step of theirs.
-
-    Attributes:
-        rows: The rows.
-        states: Their states.
-        ids: Their streams.
-        accept: The encoding that all of their callers want; -1 if they differ.
-        all_take_parts: Whether all of their callers take parts, and nothing else.
+    """The rows of one step, and what is the same in every step of theirs: the encoding that all of
+    their callers want, -1 if they differ, and whether all of them take parts, and nothing else.
     """
 
     __slots__ = ("accept", "all_take_parts", "ids", "rows", "states")
@@ -131,7 +106,6 @@ class Outs:
     A stream is there more than once if a part of it is followed by its end.
 
     Attributes:
-        rows: The streams.
         kinds: `MORE`, `LAST`, `END` or `BACK` of `wire/order.py` for each, `LAST` if the value is
             `Failed`; once it is packed, an outcome if it has failed.
         values: The part of each, the whole answer of one that takes it, `Failed`, or None; once it
@@ -161,42 +135,35 @@ class Outs:
 
     @property
     def ids(self) -> list[int]:
-        """The streams, by id."""
         return [row.id for row in self.rows] if self.lineup is None else self.lineup.ids
 
     @property
     def has_ends(self) -> bool:
-        """Whether one of the streams is out of the set."""
         return self.kinds.count(wire.MORE) != len(self.kinds)
 
     def add(self, row: Row, kind: int, value: Any = None, kept: Any = None) -> None:
-        """Add what has come of a stream."""
         self.rows.append(row)
         self.kinds.append(kind)
         self.values.append(value)
         self.kept.append(kept)
 
     def add_all(self, rows: Sequence[Row], kind: int, value: Any = None) -> None:
-        """Add the same of several streams."""
         for row in rows:
             self.add(row, kind, value)
 
     def extend(self, others: Outs) -> None:
-        """Add what has come later."""
         self.rows += others.rows
         self.kinds += others.kinds
         self.values += others.values
         self.kept += others.kept
 
     def then(self, later: Outs) -> Outs:
-        """Return what has come so far and what has come later, in one."""
         if not self.values:
             return later
         self.extend(later)
         return self
 
     def part(self, begin: int, end: int) -> Outs:
-        """Return some of it, which is packed."""
         some = Outs()
         some.rows, some.kinds = self.rows[begin:end], self.kinds[begin:end]
         some.values, some.kept = self.values[begin:end], self.kept[begin:end]
@@ -204,13 +171,8 @@ class Outs:
 
 
 class Measures:
-    """What was done since the last report.
-
-    Attributes:
-        started: How many streams were started or resumed.
-        start_s: Seconds that this took.
-        stepped: How many streams were stepped.
-        step_s: Seconds that this took.
+    """What was done since the last report: how many streams were started or resumed and stepped,
+    and the seconds that each took.
     """
 
     __slots__ = ("start_s", "started", "step_s", "stepped")
@@ -224,11 +186,8 @@ class Runner:
     """A model of steps and its running set.
 
     Args:
-        model: What is stepped.
         retrier: Knows which errors are whose fault, and how much time may be spent on finding out.
-        can_resume: Whether the model has `resume(xs, parts)`.
         postprocess: Called with each part, and with its item too if `postprocess_takes_x`.
-        postprocess_takes_x: See there.
         collect: Makes one answer of the parts; None for a list of them.
         before_next_call: Called before each call of the model but the first one of a step.
         in_step: Called as each call of `step` begins, as part of it.
@@ -269,7 +228,6 @@ class Runner:
 
     @property
     def has_running(self) -> bool:
-        """Whether there is a stream to step."""
         return bool(self._running)
 
     def __len__(self) -> int:
@@ -278,7 +236,6 @@ class Runner:
     # -- between two steps
 
     async def follow(self, order: wire.OrderHead, joining: list[Row]) -> Outs:
-        """Do what an order says, and return what has come of the streams that join."""
         began = self._begin_boundary()
         for id in order.leave:
             await self.leave(id)
@@ -296,7 +253,6 @@ class Runner:
         return outs
 
     async def step(self) -> Outs:
-        """Make one step of all streams that are not paused, and return what has come of them."""
         began = self._begin_boundary()
         self._steps += 1
         if self._has_apart:
@@ -310,13 +266,11 @@ class Runner:
         return outs
 
     async def leave(self, id: int) -> None:
-        """Stop a stream, if it is in the set."""
         row = self._running.get(id) or self._paused.get(id)
         if row is not None:
             await self._stop(row)
 
     async def stop_all(self) -> None:
-        """Stop all streams, since the worker ends."""
         for row in [*self._running.values(), *self._paused.values()]:
             await self._stop(row)
 
@@ -331,7 +285,6 @@ class Runner:
                 await self._begin_alike(alike, outs)
 
     async def _begin_alike(self, rows: list[Row], outs: Outs) -> None:
-        """Start all of these rows, or resume all of them, in one call."""
         began = self._retrier.clock()
         n = len(rows)
         try:
@@ -362,7 +315,6 @@ class Runner:
             del why  # it holds this frame
 
     async def _begin_in_parts(self, rows: list[Row], error: BaseException, outs: Outs) -> None:
-        """Start rows again in halves, after starting all of them has raised."""
         older, newer = _halves(rows)
         if self._retrier.means_out_of_memory(error):
             release_memory(error)
@@ -379,11 +331,8 @@ class Runner:
     # -- stepping
 
     async def _step(self, lineup: Lineup, more: bool = False) -> Outs:
-        """Make one call of `step`.
-
-        Args:
-            lineup: Who is stepped.
-            more: Whether the model is called again before what has come of it is sent.
+        """Make one call of `step`; with `more` the model is called again before what has come is
+        sent.
         """
         began = self._retrier.clock()
         rows, n = lineup.rows, len(lineup.rows)
@@ -469,11 +418,8 @@ class Runner:
         return outs
 
     def _set_apart(self, half: list[Row], missed: dict[int, int]) -> None:
-        """Have rows that have begun anew stepped apart from others until each is where it was.
-
-        Args:
-            half: The rows, before they make the step that they have missed.
-            missed: By id, how many steps each must make again before that one.
+        """Have rows that have begun anew stepped apart from others until each is where it was:
+        `missed` is by id how many steps each must make again before the one that it has missed.
         """
         self._halves += 1
         for row in half:
@@ -505,19 +451,14 @@ class Runner:
         return self._retrier.clock()
 
     def _charge_since(self, began: float) -> None:
-        """Charge the time to the budget for running again, if anything was run again."""
         if self._has_run_again:
             self._retrier.charge(self._retrier.clock() - began)
 
     # -- one part
 
     async def _take(self, row: Row, given: Any, outs: Outs) -> None:
-        """Add what has come of a row in a step to `outs`.
-
-        Args:
-            row: The stream.
-            given: What the model has given in the place of a part; not None.
-            outs: Are added to.
+        """Add what has come of a row in a step: the model has given this in the place of a part,
+        not None.
         """
         is_last = type(given) is Last
         part = given.value if is_last else given
@@ -599,7 +540,6 @@ class Runner:
         return value
 
     async def _end(self, row: Row, outs: Outs) -> None:
-        """End a row without a part, but with its whole answer if its caller takes that."""
         await self._stop(row)
         if row.takes == wire.TAKES_PARTS:
             outs.add(row, wire.END)
@@ -636,7 +576,6 @@ class Runner:
         return returned
 
     async def _stop(self, row: Row) -> None:
-        """Take a row out of the set, and have the model let go of its state."""
         self._lineup = None
         if self._running.pop(row.id, None) is None:
             self._paused.pop(row.id, None)

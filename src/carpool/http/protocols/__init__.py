@@ -56,7 +56,6 @@ def _named(name: str) -> HttpProtocol:
 
 
 def _checked(found: Any, what: str) -> HttpProtocol:
-    """Return a protocol, made of its class if it is one. Raises TypeError."""
     protocol = found() if isinstance(found, type) else found
     if not isinstance(protocol, HttpProtocol):
         raise TypeError(

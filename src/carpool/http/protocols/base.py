@@ -271,7 +271,6 @@ def model_asked(
     """Return the model that a body asks: the one that it names, or else the only one that fits.
 
     Args:
-        models: Those of the app.
         name: As the request names it; None if it names none.
         fits: Reports whether a model can be asked at this address.
         must_be_named: Whether it is not to be found out which one is meant.

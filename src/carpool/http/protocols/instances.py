@@ -54,8 +54,6 @@ def of_instances(model: ModelOfApp, instances: bytes, key: str = "predictions") 
     """Submit a JSON list of items; the answer is `{"predictions": [...]}`.
 
     Args:
-        model: Gets the items.
-        instances: The list.
         key: The name of the list of results in the answer.
 
     Raises:
@@ -82,7 +80,6 @@ def of_items(model: ModelOfApp, items: Sequence[bytes], respond: Callable[[list[
     """Submit items that are JSON each; of a model of tables they are the rows of one table.
 
     Args:
-        model: Gets the items.
         items: Each as JSON.
         respond: Makes the response of the results, each as JSON.
     """
@@ -100,7 +97,6 @@ def of_inputs(
     """Submit items that are a list, or are given column by column: an object of lists.
 
     Args:
-        model: Gets the items.
         inputs: The list or object.
         key: The name of the list of results in the answer.
         respond: Makes the response of the results of columns; None for a list of them.
@@ -125,11 +121,6 @@ def of_inputs(
 
 def records_of(names: Sequence[str], rows: Sequence[Sequence[Any]], allowance: Allowance) -> list[bytes]:
     """Return rows as JSON objects, each with all names.
-
-    Args:
-        names: Of the fields.
-        rows: The values of each, in the order of the names.
-        allowance: The limits of the body in which each name stands once.
 
     Raises:
         InvalidRequest: The objects would be out of proportion to the body (413).
@@ -221,12 +212,7 @@ _DEFAULTS = {HEALTH_ROUTE: "/health", PREDICT_ROUTE: "/predict"}
 
 
 class Vertex(HttpProtocol):
-    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one.
-
-    Args:
-        environ: The variables; those of the process by default.
-        always: Whether it answers at the usual paths where no variable names them.
-    """
+    """Answers at the paths that Vertex AI has chosen, if it has; the model is the first one."""
 
     name = "vertex"
 
@@ -242,10 +228,6 @@ class Vertex(HttpProtocol):
     @staticmethod
     def address(host: str, port: int) -> tuple[str, int]:
         """Return where a container of Vertex AI listens, unless the user says otherwise.
-
-        Args:
-            host: As the user gives it, or the usual one.
-            port: As the user gives it, or the usual one.
 
         Raises:
             ValueError: The variable holds no port.

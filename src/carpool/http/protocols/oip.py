@@ -117,7 +117,6 @@ def _server_metadata() -> dict[str, Any]:
 
 
 def _index(models: Sequence[ModelOfApp], request: ProtocolRequest) -> HttpResponse:
-    """Return the repository: all models, or those that are ready."""
     wanted = read(_read_index, request.body or b"{}")
     entries = []
     for model in models:
@@ -133,11 +132,7 @@ def _refuse_control(request: ProtocolRequest) -> HttpResponse:
 
 
 class _ServedTables:
-    """The routes of one model.
-
-    Args:
-        model: The model.
-    """
+    """The routes of one model."""
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
@@ -167,7 +162,6 @@ class _ServedTables:
             self._outputs = None  # what the results are shows when they are there
 
     def routes(self, path: str, *, is_alias: bool) -> Iterator[ProtocolRoute]:
-        """Yield the addresses of the model below a path."""
         model, what = self._model, f"of {self._model.name}"
         of_model = partial(ProtocolRoute, model=model, is_alias=is_alias)
         yield of_model("GET", path, self.metadata, summary=f"Tensors {what}", fits=self.fits)
@@ -191,18 +185,15 @@ class _ServedTables:
         return self._inputs is not None and self._model.formats.holds(OBJECT, ARRAYS)
 
     def ready(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer whether the model is ready."""
         problem = request.problem or self._model.problem
         if problem is not None:
             return as_response({"name": self._model.name, "ready": False, "error": problem}, status=503)
         return as_response({"name": self._model.name, "ready": True})
 
     def stats(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer with the counts of the model's work so far."""
         return as_response(_statistics_of([self._model]))
 
     def metadata(self, request: ProtocolRequest) -> HttpResponse:
-        """Answer with the names, types and shapes of the tensors."""
         inputs, outputs = self._tables()
         return as_response(
             {
@@ -232,7 +223,6 @@ class _ServedTables:
         )
 
     def infer(self, request: ProtocolRequest) -> Submission:
-        """Submit the rows of a request's tensors."""
         self._model.formats.of_made(OBJECT, ARRAYS)  # raises
         inputs, _ = self._tables()
         asked, binary = _parts_of(request, inputs)
@@ -281,7 +271,6 @@ def _configured(column: TensorColumn) -> dict[str, Any]:
 
 
 def _parts_of(request: ProtocolRequest, inputs: TensorTable) -> tuple[_Infer, memoryview]:
-    """Return the JSON of a request and the bytes behind it. Raises `InvalidRequest`."""
     body = request.body if isinstance(request.body, bytearray) else bytearray(request.body)  # rows may be written to
     given = request.headers.get(HEADER_LENGTH)
     if given is None:
@@ -319,7 +308,6 @@ def _raw(inputs: TensorTable, nbytes: int) -> _Infer:
 
 
 def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list[Tensor]:
-    """Return the tensors of a request. Raises `InvalidRequest`."""
     if not 0 < len(asked.inputs) <= _MOST_INPUTS:
         raise InvalidRequest(f"a request has 1 to {_MOST_INPUTS} inputs, not {len(asked.inputs)}")
     tensors: list[Tensor] = []
@@ -343,7 +331,6 @@ def _tensors_of(asked: _Infer, binary: memoryview, allowance: Allowance) -> list
 
 
 def _given(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the parameters that are not null."""
     return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
@@ -364,7 +351,6 @@ def _priority(parameters: dict[str, Any]) -> int | None:
 
 
 def _written(model: str, asked: _Infer, outputs: list[tuple[Tensor, _Output]], memory: Memory) -> HttpResponse:
-    """Return the response with these tensors."""
     all_binary = _given(asked.parameters).get("binary_data_output") is True
     described: list[dict[str, Any]] = []
     binary: list[bytes | memoryview] = []
@@ -414,7 +400,6 @@ _NS = 1e9
 
 
 def _statistics_of(models: Sequence[ModelOfApp]) -> dict[str, Any]:
-    """Return the statistics of models."""
     found = [(model.name, model.snapshot()) for model in models]
     return {"model_stats": [_statistics_of_one(name, snapshot) for name, snapshot in found if snapshot is not None]}
 

@@ -117,7 +117,6 @@ def with_id(request: ProtocolRequest, response: HttpResponse) -> HttpResponse:
 
 
 def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission:
-    """Submit the inputs of a request for vectors."""
     members = members_of(request.body)
     unknown = members.keys() - set(_Embeddings.__struct_fields__)
     if unknown:
@@ -138,7 +137,6 @@ def _embed(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission
 
 
 def _inputs(given: Any) -> list[Any]:
-    """Return the inputs, each a text or a list of tokens. Raises `InvalidRequest`."""
     if given in ([], [[]]):
         raise InvalidRequest("`input` is empty: it must have at least one text or list of tokens")
     if isinstance(given, str):
@@ -154,7 +152,6 @@ def _inputs(given: Any) -> list[Any]:
 
 
 def _check_inputs(model: ModelOfApp, inputs: list[Any]) -> None:
-    """Raise `InvalidRequest` if a model takes texts and gets tokens, or the other way round."""
     takes = model.takes.input_type
     if takes is Any:
         return
@@ -183,12 +180,10 @@ def _check_dimensions(model: ModelOfApp, dimensions: int) -> None:
 
 
 def _embeds(model: ModelOfApp) -> bool:
-    """Report whether a model can be asked for vectors."""
     return _gives_vectors(model.gives.output_type) and model.formats.holds(OBJECT, ARRAYS)
 
 
 def _gives_vectors(kind: Any) -> bool:
-    """Report whether results can be vectors, by their hint."""
     if kind is Any or is_array_type(kind):
         return True
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -244,23 +239,19 @@ def counter_of(model: ModelOfApp) -> CountTokens | None:
 
 
 def _is_any_asked(models: Sequence[ModelOfApp], form: TextForm) -> bool:
-    """Report whether a model can be asked with items of a form."""
     return any(_is_asked(form, model) for model in models)
 
 
 def _is_asked(form: TextForm, model: ModelOfApp) -> bool:
-    """Report whether a model can be asked with items of a form."""
     return _is_taken(form, model) and model.formats.holds(OBJECT, OBJECT)
 
 
 def _is_taken(form: TextForm, model: ModelOfApp) -> bool:
-    """Report whether a model takes items of a form, by its hint."""
     kind = model.takes.input_type
     return isinstance(kind, type) and issubclass(kind, form.item)
 
 
 def _complete(models: Sequence[ModelOfApp], form: TextForm, request: ProtocolRequest) -> Submission:
-    """Submit the texts that are to be completed."""
     members = members_of(request.body)
     model = model_asked(models, name_in(members), partial(_is_asked, form), must_be_named=True)
     kind = model.takes.input_type

@@ -58,14 +58,7 @@ def count_tokens(counter: CountTokens | None, value: Any) -> int:
 
 
 class TextForm:
-    """The differences between completions and chats.
-
-    Attributes:
-        item: The class of the items.
-        kind: OpenAI's name of a whole answer.
-        chunk_kind: Its name of a piece of a stream.
-        prefix: Of the ids of answers.
-    """
+    """The differences between completions and chats."""
 
     item: ClassVar[type[Sampling]]
     kind: ClassVar[str]
@@ -138,14 +131,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """The parts of a request that are not for the model.
-
-    Attributes:
-        n: How many answers to each prompt.
-        stream: Whether they are sent as they come.
-        stream_options: Whether the usage comes at the end of a stream.
-        user: Who asks, which is not looked at.
-    """
+    """The parts of a request that are not for the model."""
 
     n: int = 1
     stream: bool = False
@@ -178,16 +164,6 @@ def submission_of(
 ) -> Submission:
     """Return the submission of a request.
 
-    Args:
-        model: The model.
-        form: Whether it is a completion or a chat.
-        kind: The class of the model's items.
-        wishes: The further wishes of the request.
-        parameters: All else in its body.
-        counter: Counts the tokens of a text; None if the model cannot.
-        created: The time, in seconds since 1970.
-        nbytes: The length of the body.
-
     Raises:
         InvalidRequest: The parameters do not fit, or would be too many items.
     """
@@ -217,7 +193,6 @@ def _check_size(allowance: Allowance, parameters: dict[str, Any], prompts: int, 
 
 
 def _items_of(kind: type, parameters: dict[str, Any], n: int) -> list[Any]:
-    """Return `n` items with the same parameters. Raises `InvalidRequest`."""
     parameters = dict(parameters)
     if "max_completion_tokens" in parameters:
         parameters["max_tokens"] = parameters.pop("max_completion_tokens")
@@ -256,8 +231,6 @@ class About:
     """The fields that every piece of an answer repeats.
 
     Attributes:
-        form: Whether it is a completion or a chat.
-        id: Of the answer.
         created: When it was asked for.
         model: The name of the model.
     """
@@ -279,7 +252,6 @@ def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def _respond(about: About, prompt_tokens: int, terms: ChoiceTerms, results: list[Any]) -> HttpResponse:
-    """Return whole answers as choices."""
     choices, n = [], 0
     for index, result in enumerate(results):
         is_yielded = isinstance(result, list)
@@ -318,7 +290,6 @@ class ChoiceTerms:
     """Where the answers to a request end, and how they are counted.
 
     Attributes:
-        stops: The texts at which one ends.
         max_tokens: How many tokens one may have; None if the client has not said it.
         count: Counts the tokens of a text; None if the model cannot, and each part is one.
     """
@@ -333,11 +304,8 @@ class Choice:
     """How far the text of one choice has come; it is cut at the first stop.
 
     Attributes:
-        terms: Where it ends, and how it is counted.
         is_yielded: Whether the model gives it in parts, one for each token.
-        finish_reason: Why it has ended; empty while it goes on.
         tokens: How many there were; all are counted once it has ended.
-        has_begun: Whether anything of it was sent.
     """
 
     terms: ChoiceTerms
@@ -420,11 +388,6 @@ class Chunks:
     """Writes answers as a stream of chunks.
 
     Args:
-        about: The fields that every chunk repeats.
-        n: How many choices there are.
-        prompt_tokens: How many tokens the prompts have.
-        terms: Where an answer ends, and how it is counted.
-        is_yielded: Whether the model gives an answer in parts.
         tells_usage: Whether the usage comes at the end.
     """
 
@@ -439,7 +402,6 @@ class Chunks:
         self._sends_usage = tells_usage
 
     def part(self, index: int, part: Any) -> bytes:
-        """Return a part of a choice as a chunk."""
         choice = self._choices[index]
         parts = [part]
         if isinstance(part, list):  # a whole answer in the place of its parts
@@ -448,18 +410,15 @@ class Chunks:
         return self._chunk(index, text) if text else b""
 
     def is_over(self, index: int) -> bool:
-        """Report whether a choice needs no further parts."""
         return bool(self._choices[index].finish_reason)
 
     def end(self, index: int) -> bytes:
-        """Return the rest of a choice, and why it has ended."""
         choice = self._choices[index]
         rest = choice.end()
         first = self._chunk(index, rest) if rest else b""
         return first + self._chunk(index, "", choice.finish_reason)
 
     def close(self) -> bytes:
-        """Return the sign that the answer is whole."""
         usage = b""
         if self._sends_usage:
             n = sum(choice.tokens for choice in self._choices)
@@ -468,7 +427,6 @@ class Chunks:
         return usage + b"data: [DONE]\n\n"
 
     def error(self, error: ShownError) -> bytes:
-        """Return the end of a broken answer; no `[DONE]` follows."""
         kind = "rate_limit_error" if error.status == 429 else "server_error"
         shown = {"message": error.message, "type": kind, "param": None, "code": error.code}
         return b"data: %b\n\n" % _encode({"error": {**shown, "request_id": error.request_id}})

@@ -66,7 +66,6 @@ class Rerank(HttpProtocol):
 
 
 def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submission:
-    """Submit the pairs of a query and each document."""
     members = members_of(request.body)
     asked = struct_of(members, _Rerank)
     if asked.top_n is not None and asked.top_n < 1:
@@ -90,7 +89,6 @@ def _answer(models: Sequence[ModelOfApp], request: ProtocolRequest) -> Submissio
 
 
 def _reranks(model: ModelOfApp) -> bool:
-    """Report whether a model can be asked for scores of pairs."""
     return pair_maker(model.takes.input_type) is not None and model.formats.holds(MSGPACK, ARRAYS)
 
 
@@ -117,7 +115,6 @@ def _text_of(document: str | dict[str, Any]) -> str:
 
 
 def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpResponse:
-    """Return the documents by falling score."""
     scores = [_score(result) for result in results]
     check_finite(scores)  # NaN has no place in an order
     ranked = sorted(enumerate(scores), key=lambda each: -each[1])
@@ -142,7 +139,6 @@ def _respond(asked: _Rerank, documents: list[str], results: list[Any]) -> HttpRe
 
 
 def _score(result: Any) -> float:
-    """Return the score that a model has returned. Raises `ModelError` if that is no number."""
     try:
         score = float(result)
     except (TypeError, ValueError):

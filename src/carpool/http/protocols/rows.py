@@ -38,14 +38,10 @@ class TensorColumn(NamedTuple):
     """What a tensor must be whose rows are items, or a field of them.
 
     Attributes:
-        name: Of the tensor.
         datatype: As metadata has it.
         shape: Of a row; -1 where any length will do.
-        kind: The type hint.
         datatypes: All that are taken; None for any.
         is_array: Whether a row stays an array.
-        is_scalar: Whether a row is a single value.
-        is_optional: Whether the tensor may be left out.
     """
 
     name: str
@@ -62,8 +58,6 @@ class TensorTable(NamedTuple):
     """What the tensors must be that make the items of a model, or are made of its results.
 
     Attributes:
-        columns: One for each tensor.
-        kind: The type hint of an item.
         is_record: Whether an item has a field for each column; otherwise there is one column, and
             its rows are the items.
     """
@@ -77,9 +71,6 @@ def table_of(kind: Any, name: str, examples: Sequence[Any] = (), *, is_whole: bo
     """Return the tensors that make items of a type.
 
     Args:
-        kind: The type hint of an item.
-        name: The name of the tensor if there is one.
-        examples: Of items.
         is_whole: Whether the hint is that of an array of all rows, and not of one.
 
     Raises:
@@ -135,7 +126,6 @@ def _fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
 
 
 def _column(name: str, kind: Any, example: Any) -> TensorColumn:
-    """Return the demands on the tensor of a type. Raises ValueError."""
     import numpy as np
 
     shape: tuple[int, ...] = () if example is None else (-1,) * np.ndim(example)
@@ -215,12 +205,7 @@ def _field_of(value: Any, field: str) -> Any:
 
 
 class Items(NamedTuple):
-    """Items that were made of tensors.
-
-    Attributes:
-        values: The items, in the form that `sent_as` says.
-        sent_as: OBJECT or MSGPACK.
-    """
+    """Items that were made of tensors."""
 
     values: list[Any]
     sent_as: int
@@ -267,7 +252,6 @@ _pack: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 
 
 def _values(column: TensorColumn, tensor: Tensor) -> list[Any]:
-    """Return the rows of a tensor. Raises `InvalidRequest` if they do not fit their column."""
     array = tensor.array
     if column.datatypes is not None and tensor.datatype not in column.datatypes:
         raise InvalidRequest(f"input {tensor.name!r} is {tensor.datatype}, but the model takes {column.datatype}")
@@ -299,7 +283,6 @@ def _values(column: TensorColumn, tensor: Tensor) -> list[Any]:
 
 
 def _texts(values: list[Any], *, as_text: bool) -> list[Any]:
-    """Return nested texts as the model takes them: as str, or as bytes. Raises `InvalidRequest`."""
     try:
         return [
             _texts(each, as_text=as_text)
@@ -318,7 +301,6 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
 
     Args:
         table: The form of the results by their hint; None if that does not say.
-        results: One for each row; records are dicts.
 
     Raises:
         ModelError: They cannot be rows of tensors.
@@ -336,11 +318,6 @@ def tensors_of(table: TensorTable | None, results: list[Any]) -> list[Tensor]:
 
 
 def _as_hinted(column: TensorColumn | None, tensor: Tensor) -> Tensor:
-    """Return a tensor of results as its hint has it, and so metadata.
-
-    Raises:
-        ModelError: They do not fit the hint.
-    """
     if column is None or column.datatypes is None:
         return tensor
     shape, wanted = tensor.shape, column.shape
@@ -353,7 +330,6 @@ def _as_hinted(column: TensorColumn | None, tensor: Tensor) -> Tensor:
 
 
 def _fits_shape(column: TensorColumn, lengths: Sequence[int]) -> bool:
-    """Report whether a row of these lengths is one of a column."""
     is_exact = not column.is_array or max(column.shape, default=-1) >= 0
     if is_exact and len(lengths) != len(column.shape):
         return False

@@ -95,11 +95,7 @@ def _ping(request: ProtocolRequest) -> HttpResponse:
 
 
 class _Invocations:
-    """The route of the model.
-
-    Args:
-        model: The model.
-    """
+    """The route of the model."""
 
     def __init__(self, model: ModelOfApp) -> None:
         self._model = model
@@ -127,7 +123,6 @@ class _Invocations:
 
     @property
     def _takes_rows(self) -> bool:
-        """Whether a line of a table can be an item."""
         kind = self._model.takes.input_type
         return bool(self._fields) or kind not in (str, bytes, Any)
 
@@ -159,12 +154,6 @@ class _Invocations:
         return self._model.takes.input_type not in (int, float, bool, str, bytes)
 
     def _of_csv(self, body: bytes | bytearray, has_header: bool | None) -> Submission:
-        """Submit the lines of a CSV table.
-
-        Args:
-            body: The table.
-            has_header: Whether its first line names the columns; None to find it out.
-        """
         allowance = allowance_of(self._model, body)
         lines: list[list[str]] = []
         try:

@@ -44,7 +44,6 @@ class Tensor(NamedTuple):
     """A named tensor.
 
     Attributes:
-        name: Its name.
         datatype: One of `DTYPES`.
         array: Its elements; those of BYTES are objects of type bytes or str. None if its rows lie
             apart.
@@ -58,7 +57,6 @@ class Tensor(NamedTuple):
 
     @property
     def shape(self) -> list[int]:
-        """The length of each axis."""
         return [len(self.rows), *self.rows[0].shape] if self.array is None else list(self.array.shape)
 
 
@@ -179,11 +177,6 @@ def _narrowed(name: str, datatype: str, given: Any) -> Any:
 
 
 def _as_dtype(datatype: str, given: Any) -> Any:
-    """Return numbers in the dtype of a datatype; NaN and infinities stay what they are.
-
-    Raises:
-        ValueError: It does not hold them; the text goes on after the name of a tensor.
-    """
     import numpy as np
 
     wanted = np.dtype(DTYPES[datatype])
@@ -224,7 +217,6 @@ def as_datatype(tensor: Tensor, datatype: str) -> Tensor:
 
 
 def _flattened(name: str, data: list[Any]) -> list[Any]:
-    """Return what is in nested lists. Raises `InvalidRequest`."""
     level = data
     for _ in range(_MOST_AXES):
         if not level or not isinstance(level[0], list):
@@ -246,7 +238,6 @@ def to_binary(tensor: Tensor) -> list[bytes | memoryview]:
 
 
 def _bytes_of(numbers: Any) -> bytes | memoryview:
-    """Return the bytes of an array, little endian and in C order."""
     import numpy as np
 
     array: Any = np.ascontiguousarray(numbers, numbers.dtype.newbyteorder("<"))
@@ -285,7 +276,6 @@ def of_results(name: str, values: list[Any]) -> Tensor:
     """Return one tensor whose rows are results of a model.
 
     Args:
-        name: The name of the tensor.
         values: One for each row, at least one.
 
     Raises:

@@ -2,9 +2,9 @@
 
 The original fits a Markov-modulated process and computes the latencies of each pair of limit and
 delay. Here the last arrivals are played through a model of the static rule with the true cost,
-which is what that computation approximates. Of all pairs the one with the most answers in time is
-taken, and of those the one with the least mean latency. (The original takes the cheapest whose tail
-is in time.) Until the first tuning batches wait for 10 ms at most.
+which is what that computation approximates. The pair with the most answers in time is taken, and of
+those the one with the least mean latency. (The original takes the cheapest whose tail is in time.)
+Until the first tuning batches wait for 10 ms at most.
 Source: Ali et al., "BATCH: Machine Learning Inference Serving on Serverless Platforms with Adaptive
 Batching", SC 2020.
 """
@@ -30,7 +30,6 @@ class SelfTuned(Static):
     """Static, with the limit and the delay that would have been best for the latest arrivals.
 
     Args:
-        max_batch_size: As for every policy.
         every_s: The seconds between two tunings.
         cost_s: Seconds of a batch of `n`, from an offline profile.
         slo_s: The seconds within which requests should be answered; None for no limit.
@@ -73,12 +72,7 @@ class SelfTuned(Static):
 
 
 def queued_within(slo_s: float, seconds: float) -> int | None:
-    """Return how many batches may wait, so that all of them can be in time; None for any number.
-
-    Args:
-        slo_s: The SLO in seconds; infinity for none.
-        seconds: The time of one of these batches.
-    """
+    """Return how many batches may wait, so that all of them can be in time; None for any number."""
     return None if slo_s == inf else max(1, int(slo_s / seconds - _ROUNDING) - 1)
 
 

@@ -20,7 +20,6 @@ class Clockwork(Policy):
     """Take the largest batch that its first request has time for.
 
     Args:
-        max_batch_size: As for every policy.
         max_queue_delay_s: As for every policy; it has no effect, as nothing is held back.
         cost_s: Seconds of a batch of `n`, from an offline profile.
     """

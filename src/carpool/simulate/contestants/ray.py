@@ -28,8 +28,6 @@ class RayReplica:
     Attributes:
         open: The batch that is collected.
         since: When its first request came.
-        sealed: The batches that wait, in their order.
-        running: The requests that the replica computes.
         waiting: How many requests the open batch and the sealed ones have.
     """
 
@@ -93,7 +91,6 @@ class Ray(Policy):
     There are as many replicas as workers.
 
     Args:
-        max_batch_size: As for every policy.
         max_queue_delay_s: The seconds after its first request when a batch is sealed; 10 ms if not
             given.
     """

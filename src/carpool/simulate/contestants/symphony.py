@@ -31,7 +31,6 @@ class Symphony(Policy):
     """Send each batch when it cannot grow any more, and drop what would keep batches small.
 
     Args:
-        max_batch_size: As for every policy.
         max_queue_delay_s: As for every policy; it has no effect.
         cost_s: Seconds of a batch of `n`, rising with `n`, from an offline profile.
         learns: Whether it learns the cost while serving, as `Adaptive` does, and is not given it.

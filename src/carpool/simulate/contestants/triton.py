@@ -26,7 +26,6 @@ class TritonPayload:
     """A batch that is ready, or becomes so.
 
     Attributes:
-        requests: Its requests.
         is_saturated: Whether it grows no more.
         is_ready: Whether an instance may take it.
     """
@@ -40,7 +39,6 @@ class Triton(Policy):
     """Form payloads as Triton's batcher does, and send the first one when a worker is free.
 
     Args:
-        max_batch_size: As for every policy.
         max_queue_delay_s: Triton's `max_queue_delay_microseconds`, in seconds; 10 ms if not given.
             With 0 nothing is held back.
         preferred_batch_sizes: Triton's `preferred_batch_size`; the batch limit if not given.

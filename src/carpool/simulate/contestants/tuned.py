@@ -1,7 +1,7 @@
 """Tuned: the best static policy in hindsight, out of a grid of limits and delays.
 
-Nobody has it before the traffic has come. It says what the best settings of a static policy would
-have been worth. With an SLO no more batches may wait than it has time for.
+Nobody has it before the traffic has come. With an SLO no more batches may wait than it has time
+for.
 Source: the sweeps of limit and delay that Triton's Model Analyzer and TensorFlow Serving's guide to
 batching (`batching/README.md`) advise.
 """
@@ -23,7 +23,6 @@ class Tuned(Static):
     """Static at one point of the grid.
 
     Args:
-        max_batch_size: The stage's.
         limit_share: The share of it that is the batch limit.
         delay_share: The delay, as a share of the seconds of a batch of `max_batch_size`.
         cost_s: Seconds of a batch of `n`.
@@ -46,7 +45,6 @@ class Tuned(Static):
 
     @property
     def settings(self) -> dict[str, float]:
-        """The settings with which a `Static` would be the same."""
         settings = {"max_batch_size": self.limit, "max_queue_delay_s": self.max_queue_delay_s or 0.0}
         queued = self.max_queued_batches
         return settings if queued is None else {**settings, "max_queued_batches": queued}

@@ -19,7 +19,6 @@ class Window(Policy):
     """Send a batch when it is full, or some time after an idle worker has taken its first request.
 
     Args:
-        max_batch_size: As for every policy.
         max_queue_delay_s: The seconds for which a worker waits for more; 10 ms if not given.
     """
 

@@ -14,9 +14,9 @@ from carpool.engine.faults import WorkerPoints
 from carpool.engine.wire import order as wire
 from carpool.engine.wire.frame import Frame
 from carpool.engine.wire.payload import OBJECT, dump
-from carpool.engine.worker import step_loop
+from carpool.engine.worker import serve
 from carpool.engine.worker.answer import BatchAnswerer
-from carpool.engine.worker.step_loop import StepAnswerer
+from carpool.engine.worker.serve import StepAnswerer
 from carpool.model import Model, traits_of
 from tests.engine.worker.link import Link
 
@@ -55,7 +55,7 @@ class SlowLink(Link):
         self.clock = clock
 
     async def receive(self) -> Frame | None:
-        self.heard_at = self.clock.now = self.clock.now + 1.0
+        self.came_at = self.clock.now = self.clock.now + 1.0
         return await super().receive()
 
     async def has_news(self) -> bool:
@@ -71,7 +71,7 @@ def test_a_step_takes_all_the_time_until_the_next_one(monkeypatch: pytest.Monkey
     come further apart than it thinks. Starting is counted by itself with its `preprocess`, and waiting nowhere.
     """
     clock = VirtualClock()
-    monkeypatch.setattr(step_loop, "monotonic", clock)
+    monkeypatch.setattr(serve, "monotonic", clock)
     retrier = Retrier(isolate_errors=True, clock=clock)
     invoker = Invoker(Slow, {"clock": clock}, traits_of(Slow, True), retrier, batched=True)
     run_now(invoker.set_up())
@@ -79,7 +79,7 @@ def test_a_step_takes_all_the_time_until_the_next_one(monkeypatch: pytest.Monkey
     answerer = StepAnswerer(invoker, batches, retrier, before_next_call=lambda: None)
     joining = [wire.Joining(id, OBJECT, OBJECT, wire.TAKES_PARTS, 1e9, dump(id)) for id in (1, 2)]
     link = SlowLink(clock, wire.order_frame(1, wire.OrderHead(), joining))
-    run_now(step_loop.run(link, answerer, Announcer(), WorkerPoints(0)))
+    run_now(serve.serve_steps(link, answerer, Announcer(), WorkerPoints(0)))
 
     reports: list[Any] = [wire.read_report(frame) for frame in link.sent]
     assert [(report.started, report.start_s) for report in reports] == [(2, 1200.0), (0, 0.0), (0, 0.0), (0, 0.0)]
