@@ -9,7 +9,7 @@ import pytest
 
 from carpool.engine.policy.clients import Arrivals, Gather
 from carpool.engine.policy.cost import CostModel
-from carpool.simulate import Affine, Cost
+from carpool.simulate import Affine, Cost, run
 from tests.engine.policy.learned import FIXED, TILES, learned
 
 Delays = Callable[[], Sequence[float]]
@@ -193,3 +193,22 @@ def test_sizes_count() -> None:
 
     assert window_s(64) >= 0.001
     assert window_s(32) == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_clients_are_waited_for_where_batches_vary(seed: int) -> None:
+    """Noise slows small batches and large ones alike, so it is no reason to wait less."""
+    report, others = (
+        run(
+            policy,
+            "closed:clients=37,think=1.767ms,think=exponential,backoff=12.71ms",
+            cost="affine:a=10.14ms,b=0.1606ms+noisy:sigma=0.295",
+            max_batch_size=16,
+            workers=2,
+            slo_s=0.065,
+            duration_s=4.8,
+            seed=seed,
+        )
+        for policy in ("adaptive", "symphony")
+    )
+    assert report.goodput > 0.92 * others.goodput

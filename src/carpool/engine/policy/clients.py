@@ -33,7 +33,7 @@ from collections.abc import Callable
 from math import inf, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.cost import GAIN, KEEP, NOISE, SURE, CostModel
+from carpool.engine.policy.cost import GAIN, KEEP, SURE, CostModel
 
 if TYPE_CHECKING:
     from carpool.engine.policy.length_cost import CostAtLength
@@ -268,7 +268,7 @@ class Gather:
         half_s = cost.seconds(half * unit)
         background = self._background
         # groups that a needless wait has made uneven stay so
-        best, window_s = (1.0 / GAIN + NOISE * cost.cv) * half / half_s, 0.0
+        best, window_s = half / (GAIN * half_s), 0.0
         for returned, share in zip(self._returned, _GRID, strict=True):
             if returned <= background * share:
                 continue
