@@ -411,8 +411,10 @@ class Core:
 
     def poll(self, now: float) -> Todo:
         todo = self._todo
+        has_slo = False
         for flow in self.flows:
             if flow.slo_s < inf:
+                has_slo = True
                 late_at = flow.refuse_unserved(now)
                 if late_at < todo.wake_at:
                     todo.wake_at = late_at
@@ -421,14 +423,18 @@ class Core:
         else:
             self._poll_graph(now)
         for crew in self.crews:
+            if crew.places.leaving:
+                drained = [(crew.lobby.stage, place) for place in crew.take_drained()]
+                todo.drained += drained
+                if drained and has_slo and not crew.has_worker:
+                    return self.poll(now)  # what waits for this stage is refused when it is late, from now on
+        for crew in self.crews:
             lobby = crew.lobby
             if lobby.attention_at < todo.wake_at:
                 todo.wake_at = lobby.attention_at
             if lobby.wake_at is not None and lobby.wake_at < todo.wake_at:
                 todo.wake_at = lobby.wake_at
             places = crew.places
-            if places.leaving:
-                todo.drained += [(lobby.stage, place) for place in crew.take_drained()]
             if places.lent:
                 are_needed = self._has_closed or (crew.queue.count and not places.idle)
                 back = places.lent if are_needed else places.lent & places.leaving
