@@ -44,11 +44,13 @@ REACHED = frozenset(
 )
 
 
-@pytest.mark.parametrize("seed", [9115, 28557])
+@pytest.mark.parametrize("seed", [9115, 28557, 40423])
 def test_what_random_schedules_have_found_is_mended(seed: int) -> None:
     """9115: a lot that comes in by several doors of a route, which lead to one stage, fits into its queue.
 
     28557: as soon as the last worker of a stage was let go, what waits for it and is late is refused.
+
+    40423: what waits for the room of requests that expire while they run goes at once.
     """
     play(seed)
 

@@ -481,14 +481,19 @@ class Core:
         for crew in self._order:
             crew.lobby.view.onward_s = min([node.onward_s for node in crew.lobby.nodes])
         self._expire_at_doors(now)
+        for crew in self._order:  # before any stage is asked, since those that expire while they run leave room
+            if now >= crew.lobby.attention_at:
+                self._attend(now, crew)
         has_moved = True
         while has_moved:
-            waiting = sum([crew.queue.count for crew in self._order])
+            before, polled = [crew.queue.count for crew in self._order], []
             for crew in self._order:
                 self._poll_stage(now, crew, crew.lobby.nodes[0])
+                polled.append(crew.queue.count)
             if self._has_closed:
                 self._poll_last_calls(now)
-            has_moved = waiting != sum([crew.queue.count for crew in self._order])
+            # Not their sum: where an error is a value, one that expires here waits elsewhere.
+            has_moved = not before == polled == [crew.queue.count for crew in self._order]
             for each in self._lists:
                 has_moved = self._let_in(now, each) or has_moved
             for flow in self.flows:
