@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from tests.support.waiting import PATIENCE_S
@@ -200,8 +201,11 @@ def _become(arguments: list[str], cwd: str, env: dict[str, str]) -> None:
     sys.argv = [first, *rest]
     if is_module:
         runpy.run_module(first, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(first, run_name="__main__")
+        return
+    program = ModuleType("__main__")
+    program.__file__ = first
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = program  # where workers say that its classes are
+    exec(compile(Path(first).read_bytes(), first, "exec"), program.__dict__)
 
 
 def _main() -> NoReturn:

@@ -154,7 +154,7 @@ class AdaptiveLearning(Policy):
         self.arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
-        self._overloaded_since = None
+        self._overloaded_since = self._stands_since = None
         self._busy, self._next_has_gone = 1, True
         self._rule = "free" if self.limit > 1 else "full"
 
