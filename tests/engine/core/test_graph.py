@@ -544,21 +544,25 @@ def test_a_way_at_the_beginning_that_refuses_does_not_let_its_callers_wait() -> 
     world.check_empty()
 
 
-def test_a_graph_is_held_at_its_doors() -> None:
-    """Nothing new begins until those inside are answered; who comes waits, also if it would not wait for room."""
-    a, b = stage("a"), stage("b")
-    world = World(a, b, serves=[Fork([a, b])], costs=[1.0, 3.0])
+@pytest.mark.parametrize("before", ["", "f"])
+def test_a_graph_is_held_at_its_doors(before: str) -> None:
+    """Nothing new begins until those inside are answered; who comes waits, also if it would not wait for room,
+    and where the graph begins with a stage that is idle.
+    """
+    first, a, b = stage("f"), stage("a"), stage("b")
+    graph: list[Declared] = [Fork([a, b])]
+    world = World(first, a, b, serves=[[first, *graph] if before else graph], costs=[1.0, 1.0, 3.0])
     inside = world.submit(world.core.flow, "x")
     world.core.hold(True)
     comes = [world.submit(world.core.flow, "y"), world.submit(world.core.flow, "z", patient=True)]
     world.run(until=2.0)
     assert not world.core.is_empty_behind_queue and not inside.result
-    world.run(until=4.0)
+    world.run(until=6.0)
     assert inside.result and world.core.is_empty_behind_queue and not any(request.result for request in comes)
     world.core.hold(False)
     world.poll()
     world.run()
-    assert [request.result for request in comes] == [("ya", "yb"), ("za", "zb")]
+    assert [request.result for request in comes] == [(f"{x}{before}a", f"{x}{before}b") for x in "yz"]
     world.check_empty()
 
 

@@ -131,7 +131,7 @@ class Flow:
         the same values.
         """
         node = self._first
-        if node is None:
+        if node is None or self.is_held:
             return False
         first = node.crew
         queue, n, transit = first.queue, len(requests), self._transit

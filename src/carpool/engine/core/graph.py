@@ -209,10 +209,10 @@ class Door:
         """Report whether `n` requests, of `nbytes` in all, may go on; `beside` is by node what else
         needs room there, as it comes by other doors.
         """
-        if self.behind is not None:
-            return self.behind.has_room(nbytes, n)
         if self.begins and self.flow.is_held:
             return False
+        if self.behind is not None:
+            return self.behind.has_room(nbytes, n)
         for each in self._lists:
             if each.door.queue.count:
                 return False
