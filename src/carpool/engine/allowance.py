@@ -2,7 +2,7 @@
 
 A body says how large the things in it are, by shapes, lengths, counts or references, which may be
 out of all proportion to its own bytes. So the items, values and bytes that a reader may make follow
-from the length of the body and from the limits of whoever gets them.
+from the length of the body and from the limits of their receiver.
 """
 
 from __future__ import annotations

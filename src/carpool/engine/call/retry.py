@@ -13,9 +13,9 @@ succeeds, the rest fails with the error of its quarter. Each time fewer items ar
 such batch (`MOST_PROBES` down to `SUSPECT_PARTS`), so a broken model soon costs no more than eleven
 calls a batch.
 
-Running items again takes time for which others wait. So it ends when nobody waits for the batch any
-more (`until`), and may take only a share of the time: a batch that raises while that share is used
-up fails as a whole.
+Running items again takes time for which others wait. So it ends when no caller waits for the batch
+any more (`until`), and may take only a share of the time: a batch that raises while that share is
+used up fails as a whole.
 
 A model that has returned a wrong number of results may be written for one item, and its list of
 five results for one be taken for the answers to five. So the next number of several that fits is

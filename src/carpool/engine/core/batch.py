@@ -194,8 +194,8 @@ class Expiry(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What a crew's `attend` has found: the requests whose deadlines have passed, and the places of
-    the workers that hang.
+    """The findings of a crew's `attend`: the requests whose deadlines have passed, and the places
+    of the workers that hang.
     """
 
     expired: list[Expiry]

@@ -52,7 +52,7 @@ LEADS: Final = -3  # the thread leads already: it was interrupted while it did
 
 
 class Waiter(Protocol):
-    """What waits for the answers of one or several requests, of which `pending` have none yet,
+    """A waiter for the answers of one or several requests, of which `pending` have none yet,
     until the latest of their deadlines, as their `caller`.
     """
 

@@ -19,7 +19,7 @@ _CLOSE = 8  # a gap below an eighth of the limit is not worth another failure
 
 
 class SafeSize:
-    """What one stage has learned of the sizes that fit into memory. All its workers share it: they
+    """The sizes that fit into memory, as one stage has learned them. All its workers share it: they
     run the same model on the same machine.
 
     If `sizes` are given, the model is called with no others, and smaller batches are padded.

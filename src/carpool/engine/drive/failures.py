@@ -34,7 +34,7 @@ from carpool.errors import ModelError
 
 
 class BatchOutcome(msgspec.Struct):
-    """What one batch of a batch function has come to. A struct is made as fast as a tuple.
+    """The outcome of one batch of a batch function. A struct is made as fast as a tuple.
 
     Attributes:
         results: One for each item; any value where there is an error.

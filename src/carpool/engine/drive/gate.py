@@ -110,7 +110,7 @@ _LOG_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What becomes of a worker that proves that it knows a token: `refusal` returns why it cannot
+    """The places of workers that prove their knowledge of a token: `refusal` returns why it cannot
     be admitted, empty if it can, and `admit` gets the connection and what it has said.
     """
 

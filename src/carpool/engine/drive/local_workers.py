@@ -37,7 +37,7 @@ _LOOP_ENDS_S = 0.05  # a loop that cancels its tasks is about to end, and a succ
 
 
 class _LocalWorker:
-    """What threads and tasks have in common; see `Worker`. The arguments are those of
+    """A worker in a thread or a task; see `Worker`. The arguments are those of
     `WorkerProcess`; the sink gets its stack if it hangs.
     """
 

@@ -230,7 +230,7 @@ class BatchPool(WorkerPool):
 
     # -- workers that go
 
-    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
+    def _take_unread(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         unsent = {id for piece in self._unsent.pop(place, ()) for id in piece.ids}
         return None if has_unread_batch and place not in self.batcher.ahead else unsent  # else the one ahead is unread
 
@@ -454,7 +454,7 @@ class StepPool(WorkerPool):
     def moves_out(self, is_late: bool) -> bool:
         return is_late or self._stepper.resumable
 
-    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
+    def _take_unread(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         sent = self._sent.pop(place, None)
         return sent[-1].ids if has_unread_batch and sent else ()  # it has not read its last order
 

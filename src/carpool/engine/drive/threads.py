@@ -66,7 +66,7 @@ WakeupLocks = list[threading.Lock]
 
 
 class ThreadWaiter:
-    """What one caller waits for, and the threads that sleep until it is there.
+    """The answers that one caller waits for, and the threads that sleep until they are there.
 
     Attributes:
         pending: How many of the requests, which have one deadline, have no answer yet.
@@ -178,7 +178,7 @@ class _Awaited(NamedTuple):
 
 
 class _OfLoop:
-    """What the tasks of one loop await, shared by their `most` threads and the loop's."""
+    """The wake-ups of the tasks of one loop, shared by their `most` threads and the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop = weakref.ref(loop)
@@ -237,7 +237,7 @@ class _OfLoop:
 
 
 class AwaitedTickets:
-    """What tasks, of any loops, await of one line; `most` limits the threads of each loop."""
+    """The wake-ups of tasks of any loops that wait for one line; a loop has `most` threads at most."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -118,7 +118,7 @@ class WorkerPool:
         """
         return False
 
-    def _unread_by(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
+    def _take_unread(self, place: int, has_unread_batch: bool = False) -> Collection[int] | None:
         """Forget what was sent to a worker that is gone, and what was still to be sent; return the
         requests that it cannot have begun with, None for all of them.
         """
@@ -398,7 +398,7 @@ class WorkerPool:
         return f"worker {self.roster.places[place].index} of stage {self.name} died {when}: {why}"
 
     def _hand_back(self, place: int, has_unread_batch: bool) -> bool:
-        unread = self._unread_by(place, has_unread_batch)
+        unread = self._take_unread(place, has_unread_batch)
         if unread is None:
             self._driver.worker_left(self.stage, place)
         elif self._driver.worker_lost(self.stage, place, unread):
@@ -411,13 +411,13 @@ class WorkerPool:
     def _hand_back_of(self, place: int, worker: Worker) -> None:
         """Have others run what a lost worker owed; no request is to blame for a silent machine."""
         if worker.fell_silent and self._is_first_silence(place):
-            self._unread_by(place)
+            self._take_unread(place)
             self._driver.worker_left(self.stage, place)
         else:
             self._hand_back(place, worker.has_unread_batch)
 
     def _forget(self, place: int, cause: str) -> None:
-        self._unread_by(place)
+        self._take_unread(place)
         for by_place in (self._began, self._failure, self._lost_at):
             by_place.pop(place, None)
         self.turnover.gone(place, cause)
