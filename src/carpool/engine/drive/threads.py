@@ -237,7 +237,7 @@ class _OfLoop:
 
 
 class AwaitedTickets:
-    """The wake-ups of tasks of any loops that wait for one line; a loop has `most` threads at most."""
+    """The wake-ups of tasks that wait for one line; `most` limits the threads of each loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
