@@ -231,6 +231,10 @@ class CostLevel(FirstCalls):
         return sqrt(self._variance)
 
     @property
+    def _is_odd(self) -> bool:
+        return self._odd != 0.0
+
+    @property
     def margin(self) -> float:
         """Planned time over expected time: about the 0.7-quantile of what a batch takes."""
         return 1.0 + 0.5 * self.cv
@@ -416,6 +420,7 @@ class CostModel(CostLevel):
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
+        self._changed_at = [-inf] * entries
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
@@ -519,6 +524,8 @@ class CostModel(CostLevel):
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
+            if self._is_odd:
+                self._known[i], self._changed_at[i] = min(self._known[i], 1.0), self.samples
             seconds = believed
         level = self.level
         relative = seconds / level
@@ -556,7 +563,8 @@ class CostModel(CostLevel):
 
     def _known_now(self, i: int) -> float:
         at, log_level = self._known_at[i]
-        age = (self.samples - at) / _HALF_LIFE + abs(self._log_level - log_level) / _DRIFT
+        half = min(max(at - self._changed_at[i], 16.0), _HALF_LIFE)
+        age = (self.samples - at) / half + abs(self._log_level - log_level) / _DRIFT
         return float(self._known[i] * 0.5**age)
 
     def _worker_s(self, n: int) -> float:
