@@ -594,31 +594,28 @@ class CostModel(CostLevel):
         known = [self._known_now(i) if mean else 0.0 for i, mean in enumerate(self._mean)]
         pulled = self._pulled(line, known)
         shape = self._shape = _rising(_between(pulled, line, self.sizes), [w + 1e-3 for w in known])
-        hoped = shape
-        if self.cv <= NOISY_CV:  # else one batch would not show it
-            fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
-            may_take = _between(fresh, line, self.sizes)
-            sizes = [self.sizes[i] for i, _ in fresh]
-            first_s = fresh[0][1] / sizes[0] if fresh else 0.0
-            if len(fresh) and sizes[-1] < 1.5 * sizes[0]:  # nothing shows that there is a set-up
-                may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
-            hoped, least = [], 0.0
-            for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
-                if w >= _KNOWN:
-                    least = max(least, y)
-                    hoped.append(y)
-                else:
-                    k = bisect_left(sizes, n)
-                    distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
-                    share = max(1.0 / DOUBT, 1.0 - distance / n)
-                    hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
+        fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
+        may_take = _between(fresh, line, self.sizes)
+        sizes = [self.sizes[i] for i, _ in fresh]
+        first_s = fresh[0][1] / sizes[0] if fresh else 0.0
+        if len(fresh) and sizes[-1] < 1.5 * sizes[0]:  # nothing shows that there is a set-up
+            may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
+            first_s /= DOUBT
+        hoped, least = [], 0.0
+        for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
+            if w >= _KNOWN:
+                least = max(least, y)
+                hoped.append(y)
+            else:
+                k = bisect_left(sizes, n)
+                distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
+                share = max(1.0 / DOUBT, 1.0 - distance / n)
+                hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         fixed_s, unit_s = way.fixed_s, way.unit_s
         self.at = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, shape, strict=True)]
-        self.hoped = self.at
-        if hoped is not shape:
-            self.hoped = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, hoped, strict=True)]
+        self.hoped = [y * level + fixed_s + unit_s * n for n, y in zip(self.sizes, hoped, strict=True)]
         self.shortest_s, self.longest_s = self.at[0], self.at[-1]
         steps = pairwise(zip(self.sizes, self.at, strict=True))
         self._rise = [(y - x) / (m - n) for (n, x), (m, y) in steps] + [b * level + way.unit_s]

@@ -220,11 +220,9 @@ class Sizes:
     def _worth_trying(self, n: int, waiting: int, reach: int, load: float, slack_s: float) -> int:
         """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
         cost = self._cost
-        if cost.hoped is cost.at:
-            return 0  # nothing is hoped for amid noise
         drain = waiting / max(0.05, 1.0 - load)
         hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
-        least = GAIN**2 * self._delay(drain, n, hoped_s) - self._noise * drain * hoped_s / n
+        least = GAIN**2 * self._delay(drain, n, hoped_s) - 1.0 * cost.cv * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
         for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
@@ -232,7 +230,7 @@ class Sizes:
                 break
             gain = least - self._delay(drain, k, hoped_s)
             if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
-                gain -= cost.known(k) * max(0.0, self._delay(drain, k, seconds) - usual)
+                gain -= max(0.02, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
         return best
