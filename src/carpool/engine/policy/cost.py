@@ -578,12 +578,14 @@ class CostModel(CostLevel):
 
     def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
         """Return the entries that were measured, each with its time pulled toward the line."""
-        doubt = (self.cv / NOISY_CV) ** 2
-        return [
-            (i, y + w / (w + doubt) * (mean - y) if w + doubt else mean)
-            for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True))
-            if mean
-        ]
+        doubt, noise = (self.cv / NOISY_CV) ** 2, (SURE * self.cv) ** 2
+        found = []
+        for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True)):
+            if mean:
+                off = log(mean / y) ** 2 * w
+                share = max(w / (w + doubt), 1.0 - noise / off if off > noise else 0.0) if doubt else 1.0
+                found.append((i, y + share * (mean - y)))
+        return found
 
     def _tabulate(self) -> None:
         self._unread = 0
