@@ -256,6 +256,9 @@ class Adaptive(AdaptiveLearning):
         n = min(left.size, share)
         slack_s = left.due - at
         if slack_s < cost.seconds(n) * cost.margin:
+            tried = sizes.worth_trying(n, left.size, n, max(loads), slack_s)
+            if tried:
+                return Decision(left.dropped, tried, "probe")
             return self._tight(at, left, share, max(loads), workers)
         if defers:
             until = self._more_until(view, left, n, most)

@@ -508,7 +508,7 @@ class CostModel(CostLevel):
         if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > DOUBT * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
-        count = self._known[i] * 0.5 ** ((self.samples - self._known_at[i][0]) / _HALF_LIFE)
+        count = self._known_now(i)
         is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long

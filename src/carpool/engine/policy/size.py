@@ -93,7 +93,6 @@ class Sizes:
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
-        self._asked_at = -1  # when it was chosen, or none was found to be worth it
         self._halves = False  # whether a batch of half the size is due
 
     def refresh(self) -> None:
@@ -139,16 +138,7 @@ class Sizes:
         if self.part < inf:
             return everything
         n = self._best(waiting, everything, load)
-        if cost.samples >= self._next_try:
-            found = self._worth_trying(n, waiting, self._reach(waiting, everything), load, slack_s)
-            if found:
-                if not self._tried:
-                    self._tried, self._asked_at = found, cost.samples
-                if found == self._tried:
-                    return found
-            elif not self._tried:
-                self._asked_at = cost.samples
-        return n
+        return self.worth_trying(n, waiting, everything, load, slack_s) or n
 
     @property
     def is_due(self) -> bool:
@@ -165,17 +155,13 @@ class Sizes:
 
     def is_try(self, n: int) -> bool:
         """Report whether a batch of `n` goes because something is to be found out."""
-        return self._halves or (n == self._tried and self._cost.samples >= self._next_try)
+        return self._halves or n == self._tried
 
     def ran(self, n: int, seconds: float) -> None:
         """Note that a batch is learned from now, so that a try has come to its end."""
-        cost = self._cost
         if n != self._tried:
-            asked_at = self._asked_at + (_PAUSE if self._tried else 0)
-            if self._asked_at >= self._next_try and cost.samples >= asked_at:
-                self._next_try = cost.samples + 1 + self._pause  # nothing was worth it, or the try never went
-                self._tried = 0
             return
+        cost = self._cost
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
         is_better = expected - seconds > (NEWS + 2.0 * cost.cv) * expected
         self._pause = _PAUSE if is_better else min(8 * _PAUSE, self._pause + _PAUSE)
@@ -215,11 +201,18 @@ class Sizes:
             delay = self._delay(drain, n, seconds)
             if delay <= least:
                 least, best = delay, n
+        self._tried = best
+        if not best:
+            self._next_try = cost.samples + 1 + self._pause
         return best
 
-    def _worth_trying(self, n: int, waiting: int, reach: int, load: float, slack_s: float) -> int:
-        """Return the size up to `reach` that is most worth a try instead of `n`; 0 if none is."""
+    def worth_trying(self, n: int, waiting: int, everything: int, load: float, slack_s: float) -> int:
+        """Return the size that is most worth a try instead of `n` now; 0 if none is."""
         cost = self._cost
+        self._tried = 0
+        if not self.is_due:
+            return 0
+        reach = self._reach(waiting, everything)
         drain = waiting / max(0.05, 1.0 - load)
         hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
         least = GAIN**2 * self._delay(drain, n, hoped_s) - 1.0 * cost.cv * drain * hoped_s / n
@@ -233,6 +226,9 @@ class Sizes:
                 gain -= max(0.02, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
+        self._tried = best
+        if not best:
+            self._next_try = cost.samples + 1 + self._pause
         return best
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
