@@ -535,6 +535,8 @@ class CostModel(CostLevel):
             relative *= (a + b * self.sizes[i]) / (a + b * n)
         count = self._known[i] = min(self._known_now(i) + 1.0, 1.0 / (1.0 - KEEP))
         self._log_level = log(level)
+        if not self._mean[i]:
+            self._changed_at[i] = self.samples
         self._known_at[i] = self.samples, self._log_level
         self._mean[i] += (relative - self._mean[i]) / count
         self._unread += 1
