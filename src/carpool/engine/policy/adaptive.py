@@ -170,8 +170,8 @@ class Adaptive(AdaptiveLearning):
         reason = "full" if n == most else "free"
         if not self._was_trifle:
             slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
-            chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
-            if sizes.is_try(chosen):
+            chosen, is_try = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
+            if is_try:
                 n, reason = chosen, "probe"
             elif chosen != n and each < 2 * most:
                 return NOTHING
@@ -270,8 +270,8 @@ class Adaptive(AdaptiveLearning):
             load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
-        chosen = sizes.choose(left.size, share, load, slack_s)
-        reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
+        chosen, is_try = sizes.choose(left.size, share, load, slack_s)
+        reason = "probe" if is_try else _why(chosen, most, left.size)
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
     def _more_until(self, view: View, left: Candidates, n: int, most: int) -> float | None:

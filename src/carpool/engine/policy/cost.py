@@ -100,6 +100,7 @@ _DRIFT: Final = 0.17
 """Change of the logarithm of the level after which it counts half, too: what was measured at
 another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
 with twice as much, sizes that were off for a while are run again some hundred batches later."""
+_SHOCK: Final = 1.0
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
@@ -229,10 +230,6 @@ class CostLevel(FirstCalls):
     def cv(self) -> float:
         """Coefficient of variation of a batch's time about its expectation."""
         return sqrt(self._variance)
-
-    @property
-    def _is_odd(self) -> bool:
-        return self._odd != 0.0
 
     @property
     def margin(self) -> float:
@@ -419,8 +416,9 @@ class CostModel(CostLevel):
         self._line = LeastSquares((0.85, 0.15), _KEEP)
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
-        self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level
+        self._known_at = [(0, 0.0, 0)] * entries  # when that was, in batches of any size, and at which level
         self._changed_at = [-inf] * entries
+        self._shocks = 0
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
@@ -524,8 +522,6 @@ class CostModel(CostLevel):
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
-            if self._is_odd:
-                self._known[i], self._changed_at[i] = min(self._known[i], 1.0), self.samples
             seconds = believed
         level = self.level
         relative = seconds / level
@@ -533,11 +529,15 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._known[i] = min(self._known_now(i) + 1.0, 1.0 / (1.0 - KEEP))
-        self._log_level = log(level)
+        count = self._known_now(i)
         if not self._mean[i]:
             self._changed_at[i] = self.samples
-        self._known_at[i] = self.samples, self._log_level
+        elif abs(log(relative / self._mean[i])) > max(3.5 * self.cv, _STALL):
+            count, self._changed_at[i] = min(count, 1.0), self.samples
+            self._shocks += 1
+        count = self._known[i] = min(count + 1.0, 1.0 / (1.0 - KEEP))
+        self._log_level = log(level)
+        self._known_at[i] = self.samples, self._log_level, self._shocks
         self._mean[i] += (relative - self._mean[i]) / count
         self._unread += 1
         is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
@@ -564,9 +564,10 @@ class CostModel(CostLevel):
         )
 
     def _known_now(self, i: int) -> float:
-        at, log_level = self._known_at[i]
+        at, log_level, shocks = self._known_at[i]
         half = min(max(at - self._changed_at[i], 16.0), _HALF_LIFE)
         age = (self.samples - at) / half + abs(self._log_level - log_level) / _DRIFT
+        age += _SHOCK * (self._shocks - shocks)
         return float(self._known[i] * 0.5**age)
 
     def _worker_s(self, n: int) -> float:
@@ -602,9 +603,9 @@ class CostModel(CostLevel):
         may_take = _between(fresh, line, self.sizes)
         sizes = [self.sizes[i] for i, _ in fresh]
         first_s = fresh[0][1] / sizes[0] if fresh else 0.0
-        if len(fresh) and sizes[-1] < 1.5 * sizes[0]:  # nothing shows that there is a set-up
+        is_alone = len(fresh) > 0 and sizes[-1] < 1.5 * sizes[0]  # nothing shows how times grow
+        if is_alone:
             may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
-            first_s /= DOUBT
         hoped, least = [], 0.0
         for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
             if w >= _KNOWN:
@@ -614,7 +615,7 @@ class CostModel(CostLevel):
                 k = bisect_left(sizes, n)
                 distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
                 share = max(1.0 / DOUBT, 1.0 - distance / n)
-                hoped.append(min(y, max(least or first_s * n, share * min(y, z))))
+                hoped.append(min(y, max(least or first_s * n * (share if is_alone else 1.0), share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         fixed_s, unit_s = way.fixed_s, way.unit_s

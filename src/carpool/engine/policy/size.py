@@ -123,8 +123,8 @@ class Sizes:
 
     # -- how many of those that wait
 
-    def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
-        """Return the size of the next batch.
+    def choose(self, waiting: int, most: int, load: float, slack_s: float) -> tuple[int, bool]:
+        """Return the size of the next batch, and whether it goes because something is to be found out.
 
         Args:
             waiting: How many units wait.
@@ -134,11 +134,12 @@ class Sizes:
         """
         cost, everything = self._cost, min(waiting, most)
         if self._halves and everything > 1:
-            return (everything + 1) // 2
+            return (everything + 1) // 2, True
         if self.part < inf:
-            return everything
+            return everything, False
         n = self._best(waiting, everything, load)
-        return self.worth_trying(n, waiting, everything, load, slack_s) or n
+        found = self.worth_trying(n, waiting, everything, load, slack_s)
+        return found or n, found > 0
 
     @property
     def is_due(self) -> bool:
@@ -152,10 +153,6 @@ class Sizes:
         soon as more is needed, the shares are as large as any batch that is made on purpose.
         """
         return everything if everything < self.most_of(waiting) else min(waiting, self._cost.limit)
-
-    def is_try(self, n: int) -> bool:
-        """Report whether a batch of `n` goes because something is to be found out."""
-        return self._halves or n == self._tried
 
     def ran(self, n: int, seconds: float) -> None:
         """Note that a batch is learned from now, so that a try has come to its end."""
@@ -201,15 +198,11 @@ class Sizes:
             delay = self._delay(drain, n, seconds)
             if delay <= least:
                 least, best = delay, n
-        self._tried = best
-        if not best:
-            self._next_try = cost.samples + 1 + self._pause
         return best
 
     def worth_trying(self, n: int, waiting: int, everything: int, load: float, slack_s: float) -> int:
         """Return the size that is most worth a try instead of `n` now; 0 if none is."""
         cost = self._cost
-        self._tried = 0
         if not self.is_due:
             return 0
         reach = self._reach(waiting, everything)
@@ -226,8 +219,9 @@ class Sizes:
                 gain -= max(0.02, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
-        self._tried = best
-        if not best:
+        if best:
+            self._tried = best
+        else:
             self._next_try = cost.samples + 1 + self._pause
         return best
 
