@@ -606,6 +606,7 @@ class CostModel(CostLevel):
         is_alone = len(fresh) > 0 and sizes[-1] < 1.5 * sizes[0]  # nothing shows how times grow
         if is_alone:
             may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
+        chord = inf if is_alone or not fresh else (fresh[-1][1] - fresh[0][1]) / (sizes[-1] - sizes[0])
         hoped, least = [], 0.0
         for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
             if w >= _KNOWN:
@@ -615,7 +616,11 @@ class CostModel(CostLevel):
                 k = bisect_left(sizes, n)
                 distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
                 share = max(1.0 / DOUBT, 1.0 - distance / n)
-                hoped.append(min(y, max(least or first_s * n * (share if is_alone else 1.0), share * min(y, z))))
+                floor = least
+                if fresh and not least:
+                    floor = max(share * first_s * n, min(first_s * n, fresh[0][1] - chord * (sizes[0] - n)))
+                    z = min(z, floor)
+                hoped.append(min(y, max(floor, share * min(y, z))))
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         fixed_s, unit_s = way.fixed_s, way.unit_s

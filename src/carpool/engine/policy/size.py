@@ -222,7 +222,7 @@ class Sizes:
         if best:
             self._tried = best
         else:
-            self._next_try = cost.samples + 1 + self._pause
+            self._next_try = cost.samples + 1  # more may wait then
         return best
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
