@@ -618,7 +618,7 @@ class CostModel(CostLevel):
                 share = max(1.0 / DOUBT, 1.0 - distance / n)
                 floor = least
                 if fresh and not least:
-                    floor = max(share * first_s * n, min(first_s * n, fresh[0][1] - chord * (sizes[0] - n)))
+                    floor = max(sqrt(share) * first_s * n, min(first_s * n, fresh[0][1] - chord * (sizes[0] - n)))
                     z = min(z, floor)
                 hoped.append(min(y, max(floor, share * min(y, z))))
         way, level = self.way, self.level
