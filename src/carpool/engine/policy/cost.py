@@ -100,7 +100,9 @@ _DRIFT: Final = 0.17
 """Change of the logarithm of the level after which it counts half, too: what was measured at
 another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
 with twice as much, sizes that were off for a while are run again some hundred batches later."""
-_SHOCK: Final = 1.0
+_YOUNG: Final = 16.0
+"""The half-life of a time that has just been measured for the first time, or has just changed: it
+grows with the batches for which the time has held (Lindy's law)."""
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
@@ -385,6 +387,26 @@ class HopCost:
             setattr(self, name, _FADING**10 * getattr(self, name))
 
 
+class _Measured:
+    """The times of one size.
+
+    Attributes:
+        mean: Relative seconds.
+        count: Batches that it is known by, when the last one was learned from.
+        at: When that was, in batches of any size.
+        log_level: The logarithm of the level then.
+        changes: How many sizes had changed by then.
+        changed_at: When this one was measured for the first time, or was found to have changed.
+    """
+
+    __slots__ = ("at", "changed_at", "changes", "count", "log_level", "mean")
+
+    def __init__(self, at: int) -> None:
+        self.mean = self.count = self.log_level = 0.0
+        self.at = self.changed_at = at
+        self.changes = 0
+
+
 class CostModel(CostLevel):
     """Learned seconds of a batch by its size.
 
@@ -414,11 +436,8 @@ class CostModel(CostLevel):
         super().forget()
         entries = len(self.sizes)
         self._line = LeastSquares((0.85, 0.15), _KEEP)
-        self._mean = [0.0] * entries  # relative seconds measured at each size
-        self._known = [0.0] * entries  # by how many batches, when the last one was learned from
-        self._known_at = [(0, 0.0, 0)] * entries  # when that was, in batches of any size, and at which level
-        self._changed_at = [-inf] * entries
-        self._shocks = 0
+        self._measured = dict[int, _Measured]()  # by the index of the size
+        self._changes = 0  # of single sizes, against what had been measured
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
@@ -427,7 +446,7 @@ class CostModel(CostLevel):
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
         self.largest = 1
         self.longest_s = self.shortest_s = 1e-6
-        self._measured = self._expected = 0.0  # sums of seconds that fade, stalls included
+        self._took_s = self._expected_s = 0.0  # sums of seconds that fade, stalls included
         self._unread = 0
         self._tabled = (1.0, 0.0, 0.0)  # the level and the way that are in the table
         self.version += 1
@@ -445,7 +464,7 @@ class CostModel(CostLevel):
     @property
     def bias(self) -> float:
         """Expected over measured time in the long run, at most 1: stalls take the rest."""
-        return min(1.0, self._expected / self._measured) if self._measured else 1.0
+        return min(1.0, self._expected_s / self._took_s) if self._took_s else 1.0
 
     def curve(self) -> list[tuple[int, float]]:
         """Return the expected seconds at each size that has an entry of its own."""
@@ -453,9 +472,8 @@ class CostModel(CostLevel):
 
     def points(self) -> list[tuple[int, float, float]]:
         """Return the sizes that were run, their mean seconds, and by how much they are known."""
-        known = [self.known(n) for n in self.sizes]
-        means = zip(self.sizes, self._mean, known, strict=True)
-        return [(n, self.level * mean + self.way.seconds(n), count) for n, mean, count in means if mean]
+        measured = [(self.sizes[i], self._measured[i].mean) for i in sorted(self._measured)]
+        return [(n, self.level * mean + self.way.seconds(n), self.known(n)) for n, mean in measured]
 
     def seconds(self, n: float) -> float:
         """Return the expected time of a batch of size `n` >= 1, its way included.
@@ -503,7 +521,7 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean[i] * self.level > DOUBT * seconds:
+        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean_of(i) * self.level > DOUBT * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
         count = self._known_now(i)
@@ -517,8 +535,8 @@ class CostModel(CostLevel):
         self.largest = max(self.largest, n)
         if self.samples > LEARNED:
             usual = self._worker_s(n)
-            self._measured = _KEEP * self._measured + seconds
-            self._expected = _KEEP * self._expected + usual
+            self._took_s = _KEEP * self._took_s + seconds
+            self._expected_s = _KEEP * self._expected_s + usual
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
@@ -529,16 +547,7 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._known_now(i)
-        if not self._mean[i]:
-            self._changed_at[i] = self.samples
-        elif abs(log(relative / self._mean[i])) > max(3.5 * self.cv, _STALL):
-            count, self._changed_at[i] = min(count, 1.0), self.samples
-            self._shocks += 1
-        count = self._known[i] = min(count + 1.0, 1.0 / (1.0 - KEEP))
-        self._log_level = log(level)
-        self._known_at[i] = self.samples, self._log_level, self._shocks
-        self._mean[i] += (relative - self._mean[i]) / count
+        count = self._note(i, relative)
         self._unread += 1
         is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
         if is_news or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
@@ -563,12 +572,29 @@ class CostModel(CostLevel):
             or abs(way.unit_s - unit_s) * limit > 0.04 * self.longest_s
         )
 
+    def _note(self, i: int, relative: float) -> float:
+        """Take a time into the mean of its size; return by how many batches that is known now."""
+        found = self._measured.get(i) or self._measured.setdefault(i, _Measured(self.samples))
+        count = self._known_now(i)
+        if found.mean and abs(log(relative / found.mean)) > max(3.5 * self.cv, _STALL):
+            count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more
+            self._changes += 1
+        found.count = min(count + 1.0, 1.0 / (1.0 - KEEP))
+        found.mean += (relative - found.mean) / found.count
+        self._log_level = log(self.level)
+        found.at, found.log_level, found.changes = self.samples, self._log_level, self._changes
+        return found.count
+
+    def _mean_of(self, i: int) -> float:
+        return self._measured[i].mean if i in self._measured else 0.0
+
     def _known_now(self, i: int) -> float:
-        at, log_level, shocks = self._known_at[i]
-        half = min(max(at - self._changed_at[i], 16.0), _HALF_LIFE)
-        age = (self.samples - at) / half + abs(self._log_level - log_level) / _DRIFT
-        age += _SHOCK * (self._shocks - shocks)
-        return float(self._known[i] * 0.5**age)
+        found = self._measured.get(i)
+        if found is None:
+            return 0.0
+        half_life = min(max(_YOUNG, found.at - found.changed_at), _HALF_LIFE)
+        age = (self.samples - found.at) / half_life + abs(self._log_level - found.log_level) / _DRIFT
+        return float(found.count * 0.5 ** (age + self._changes - found.changes))
 
     def _worker_s(self, n: int) -> float:
         i = self._knots.index(n)
@@ -579,16 +605,51 @@ class CostModel(CostLevel):
             rise = (shape[i + 1] - shape[i]) / (self.sizes[i + 1] - self.sizes[i])
         return (shape[i] + rise * (n - self.sizes[i])) * self.level
 
-    def _pulled(self, line: Sequence[float], known: Sequence[float]) -> list[tuple[int, float]]:
-        """Return the entries that were measured, each with its time pulled toward the line."""
+    def _pulled(self, line: Sequence[float]) -> list[tuple[int, float, float]]:
+        """Return the sizes that were measured: index, time, and by how many batches it is known.
+
+        The time is pulled toward the line as far as it is known badly, but not one that is farther
+        away than noise can be (the positive part of James and Stein 1961): there the line is wrong.
+        """
         doubt, noise = (self.cv / NOISY_CV) ** 2, (SURE * self.cv) ** 2
-        found = []
-        for i, (mean, y, w) in enumerate(zip(self._mean, line, known, strict=True)):
-            if mean:
-                off = log(mean / y) ** 2 * w
-                share = max(w / (w + doubt), 1.0 - noise / off if off > noise else 0.0) if doubt else 1.0
-                found.append((i, y + share * (mean - y)))
-        return found
+        pulled = []
+        for i, found in sorted(self._measured.items()):
+            w, y = self._known_now(i), line[i]
+            off = w * log(found.mean / y) ** 2
+            share = max(w / (w + doubt) if w + doubt else 1.0, 1.0 - noise / off if off > noise else 0.0)
+            pulled.append((i, y + share * (found.mean - y), w))
+        return pulled
+
+    def _hopes(
+        self, line: Sequence[float], shape: Sequence[float], pulled: list[tuple[int, float, float]]
+    ) -> list[float]:
+        """Return the least that each size may take: of those that are known what is expected.
+
+        Of others no less than a smaller one that is known, and than a share of what the rest say,
+        which grows from `1 / DOUBT` the nearer a known one is. Below the smallest known one they
+        say that each item takes as long, and less if the known ones show that more items are dearer
+        each, or show nothing as they are all of about one size.
+        """
+        fresh = [(self.sizes[i], i, y) for i, y, w in pulled if w >= _KNOWN]
+        if not fresh:
+            return [*shape]
+        may_take = _between([(i, y) for _, i, y in fresh], line, self.sizes)
+        (first, before, first_s), (last, _, last_s) = fresh[0], fresh[-1]
+        chord = (last_s - first_s) / (last - first) if last >= 1.5 * first else inf
+        hoped, least, known = [], 0.0, {i for _, i, _ in fresh}
+        for i, (n, y) in enumerate(zip(self.sizes, shape, strict=True)):
+            if i in known:
+                least = max(least, y)
+                hoped.append(y)
+                continue
+            k = bisect_left(fresh, (n,))
+            share = max(1.0 / DOUBT, 1.0 - min([abs(n - size) for size, _, _ in fresh[max(0, k - 1) : k + 1]]) / n)
+            if i < before:
+                each_s = first_s / first * n
+                hoped.append(min(y, max(sqrt(share) * each_s, min(each_s, first_s - chord * (first - n)))))
+            else:
+                hoped.append(min(y, max(least, share * min(y, may_take[i]))))
+        return hoped
 
     def _tabulate(self) -> None:
         self._unread = 0
@@ -596,31 +657,12 @@ class CostModel(CostLevel):
         self._line.fit()
         a, b = self._line.weights
         line = [max(a + b * n, 1e-9) for n in self.sizes]
-        known = [self._known_now(i) if mean else 0.0 for i, mean in enumerate(self._mean)]
-        pulled = self._pulled(line, known)
-        shape = self._shape = _rising(_between(pulled, line, self.sizes), [w + 1e-3 for w in known])
-        fresh = [(i, y) for i, y in pulled if known[i] >= _KNOWN]
-        may_take = _between(fresh, line, self.sizes)
-        sizes = [self.sizes[i] for i, _ in fresh]
-        first_s = fresh[0][1] / sizes[0] if fresh else 0.0
-        is_alone = len(fresh) > 0 and sizes[-1] < 1.5 * sizes[0]  # nothing shows how times grow
-        if is_alone:
-            may_take[: fresh[0][0]] = [0.0] * fresh[0][0]
-        chord = inf if is_alone or not fresh else (fresh[-1][1] - fresh[0][1]) / (sizes[-1] - sizes[0])
-        hoped, least = [], 0.0
-        for n, y, z, w in zip(self.sizes, shape, may_take, known, strict=True):
-            if w >= _KNOWN:
-                least = max(least, y)
-                hoped.append(y)
-            else:
-                k = bisect_left(sizes, n)
-                distance = min([abs(n - size) for size in sizes[max(0, k - 1) : k + 1]], default=0)
-                share = max(1.0 / DOUBT, 1.0 - distance / n)
-                floor = least
-                if fresh and not least:
-                    floor = max(sqrt(share) * first_s * n, min(first_s * n, fresh[0][1] - chord * (sizes[0] - n)))
-                    z = min(z, floor)
-                hoped.append(min(y, max(floor, share * min(y, z))))
+        pulled = self._pulled(line)
+        weights = [1e-3] * len(line)
+        for i, _, w in pulled:
+            weights[i] += w
+        shape = self._shape = _rising(_between([(i, y) for i, y, _ in pulled], line, self.sizes), weights)
+        hoped = self._hopes(line, shape, pulled)
         way, level = self.way, self.level
         self._tabled = level, way.fixed_s, way.unit_s
         fixed_s, unit_s = way.fixed_s, way.unit_s

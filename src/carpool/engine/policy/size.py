@@ -124,7 +124,7 @@ class Sizes:
     # -- how many of those that wait
 
     def choose(self, waiting: int, most: int, load: float, slack_s: float) -> tuple[int, bool]:
-        """Return the size of the next batch, and whether it goes because something is to be found out.
+        """Return the size of the next batch, and whether it goes to find out what it takes.
 
         Args:
             waiting: How many units wait.
@@ -132,7 +132,7 @@ class Sizes:
             load: How much comes, as a share of what can be served.
             slack_s: How long the batch may take.
         """
-        cost, everything = self._cost, min(waiting, most)
+        everything = min(waiting, most)
         if self._halves and everything > 1:
             return (everything + 1) // 2, True
         if self.part < inf:
