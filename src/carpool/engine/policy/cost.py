@@ -524,7 +524,8 @@ class CostModel(CostLevel):
         if self.samples < LEARNED and not (sure or self._is_sure) and self._mean_of(i) * self.level > DOUBT * seconds:
             self.forget()  # the first calls of all are slow, while memory is touched for the first time
         self._is_sure = self._is_sure or sure
-        count = self._known_now(i)
+        found = self._measured.get(i)
+        count = found.count * 0.5 ** ((self.samples - found.at) / _HALF_LIFE) if found else 0.0
         is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > DOUBT * self._worker_s(n)
         was_long, self._was_long = self._was_long, is_long
@@ -577,7 +578,7 @@ class CostModel(CostLevel):
         found = self._measured.get(i) or self._measured.setdefault(i, _Measured(self.samples))
         count = self._known_now(i)
         if found.mean and abs(log(relative / found.mean)) > max(3.5 * self.cv, _STALL):
-            count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more
+            count, found.changed_at = min(count, 5.0), self.samples  # what was known of it is not true any more
             self._changes += 1
         found.count = min(count + 1.0, 1.0 / (1.0 - KEEP))
         found.mean += (relative - found.mean) / found.count
