@@ -802,7 +802,7 @@ def test_poisson_arrivals_are_served_as_greedily() -> None:
     assert adaptive.mean_s == pytest.approx(greedy.mean_s, rel=0.01)
 
 
-# -- when it thinks
+# -- from which batches it learns
 
 
 def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
@@ -812,37 +812,6 @@ def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
     taken = queue.take(policy.decide(view_of(now, queue, 1, 0)).take)
     policy.learn(now + busy_s, done(len(taken), len(taken), busy_s, True))
     return now + busy_s
-
-
-def test_a_batch_is_learned_from_once_the_next_one_has_gone() -> None:
-    """What a batch teaches is worked out after the next one has been sent: while a worker is idle
-    there are better things to do.
-    """
-    policy = taught()
-    before = policy.cost.samples
-    now = batch(policy, NOW, 8, FIXED(8))
-    assert policy.cost.samples == before
-
-    queue = alike(3, arrived=now)
-    policy.arrived(now, list(queue))
-    assert policy.cost.samples == before
-    assert policy.decide(view_of(now, queue, 1, 0)).take == 3
-    assert policy.cost.samples == before
-    policy.arrived(now + 0.001, [request(now + 0.001, inf)])
-
-    assert policy.cost.samples == before + 1
-
-
-def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_next() -> None:
-    """If nobody comes meanwhile, what a batch teaches is worked out at the latest at the end of the
-    next one.
-    """
-    policy = taught()
-    before = policy.cost.samples
-    now = NOW
-    for ended in range(4):
-        assert policy.cost.samples == before + max(0, ended - 1)
-        now = batch(policy, now, 8, FIXED(8))
 
 
 @pytest.mark.parametrize("busy_s", [1.6e-3, 150e-6])

@@ -82,8 +82,6 @@ class Adaptive(AdaptiveLearning):
         cost = self.cost
         if self.is_patient or cost.samples < LEARNED or (not self._was_trifle and self.gather.window_s):
             return inf
-        if self._to_learn is not None and self._next_has_gone:
-            return inf  # the next arrival has the last batch learned from, which may change all this
         return cost.shortest_s * cost.margin
 
     # -- what happened, where requests have lengths
@@ -130,7 +128,7 @@ class Adaptive(AdaptiveLearning):
         self._busy = busy
         if decision.take:
             self._busy += 1
-            self._note_gone(decision)
+            self._rule = decision.reason
         return decision
 
     def _ahead(self, view: View, free_in_s: float) -> Decision:
@@ -155,7 +153,7 @@ class Adaptive(AdaptiveLearning):
             if samples < 2 or waiting < self.limit or each < 2 * self.limit or queue.earliest_due < inf:
                 return NOTHING
             decision = Decision(take=self.limit, reason="cold")
-            self._note_gone(decision)
+            self._rule = decision.reason
             return decision
         sizes.refresh()
         most = self.limit if self._was_trifle else sizes.most_of(waiting)
@@ -176,7 +174,7 @@ class Adaptive(AdaptiveLearning):
             elif chosen != n and each < 2 * most:
                 return NOTHING
         decision = Decision(take=n, reason=reason)
-        self._note_gone(decision)
+        self._rule = decision.reason
         return decision
 
     def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
@@ -204,10 +202,6 @@ class Adaptive(AdaptiveLearning):
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
-
-    def _note_gone(self, decision: Decision) -> None:
-        self._next_has_gone = True
-        self._rule = decision.reason
 
     def _has_time(self, view: View) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.

@@ -31,7 +31,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from math import inf, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from carpool.engine.policy.cost import GAIN, KEEP, SURE, CostModel
 
@@ -121,24 +121,6 @@ class Arrivals:
         return (self.total - totals[i]) / max(now - self._times[i], 1e-9)
 
 
-class Round(NamedTuple):
-    """One batch, and what came until the next one was completed.
-
-    Attributes:
-        at: When it was completed.
-        served: How many requests it answered.
-        arrived: How many requests had arrived in all by then.
-        end: When the next batch was completed.
-        total: How many requests had arrived in all by the end.
-    """
-
-    at: float
-    served: int
-    arrived: int
-    end: float
-    total: int
-
-
 class Gather:
     """Learns how soon after a batch its clients return, and how long to wait for them.
 
@@ -183,51 +165,48 @@ class Gather:
         self.served = n
         self._arrived = self._arrivals.total
 
-    def close_round(self, now: float, n: int, waiting: int, others: int = 0) -> Round | None:
-        """Close the account of the previous batch and update the estimate of clients.
+    def stop(self) -> None:
+        """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
+        self.served = 0
 
-        Call it when a batch is done, before `completed`.
+    def learn(
+        self,
+        now: float,
+        n: int,
+        waiting: int,
+        unit: float,
+        cost: CostModel | CostAtLength,
+        most: float = inf,
+        others: int = 0,
+    ) -> None:
+        """Learn from the time between two batches, and choose the window anew.
+
+        Call it when the second is done, before `completed`.
 
         Args:
             now: The time.
             n: How many requests the batch that is now done has answered.
             waiting: How many requests are queued.
+            unit: The mean size of a request.
+            cost: Of batches.
+            most: The largest batch that is made on purpose, in units.
             others: How many other batches run.
-
-        Returns:
-            What came of the previous batch, for `learn`; None if nothing is known of it.
         """
         self._batch += _WEIGHT * (n - self._batch)
         self.clients += _WEIGHT * (n + waiting + others * self._batch - self.clients)
         self._groups = 2 + others
         if not self.served:
-            return None
-        return Round(self._at, self.served, self._arrived, now, self._arrivals.total)
-
-    def stop(self) -> None:
-        """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
-        self.served = 0
-
-    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength, most: float = inf) -> None:
-        """Choose the window anew after a round.
-
-        Args:
-            closed: A batch and what came of it.
-            unit: The mean size of a request.
-            cost: Of batches.
-            most: The largest batch that is made on purpose, in units.
-        """
-        scale_s, at, before, arrivals = self._scale_s, closed.at, closed.arrived, self._arrivals
-        half = at + 0.5 * scale_s
-        self._stray = KEEP * self._stray + closed.total - min(arrivals.until(half, before), closed.total)
-        self._stray_s = KEEP * self._stray_s + max(0.0, closed.end - half)
-        self._answered = KEEP * self._answered + closed.served
+            return
+        scale_s, before, arrivals = self._scale_s, self._arrived, self._arrivals
+        half = self._at + 0.5 * scale_s
+        self._stray = KEEP * self._stray + arrivals.total - arrivals.until(half, before)
+        self._stray_s = KEEP * self._stray_s + max(0.0, now - half)
+        self._answered = KEEP * self._answered + self.served
         self._batches = KEEP * self._batches + 1.0
         self._rate = self._stray / self._stray_s if self._stray_s > scale_s else 0.0
         returned = self._returned
         for j, share in enumerate(_GRID):
-            by_then = min(arrivals.until(at + share * scale_s, before), closed.total)
-            returned[j] = KEEP * returned[j] + by_then - before
+            returned[j] = KEEP * returned[j] + arrivals.until(self._at + share * scale_s, before) - before
         self.window_s = self._best_window(unit, cost, min(most, cost.limit) / unit)
 
     def best_until(self, now: float, saved_s: Callable[[float], float]) -> float | None:
