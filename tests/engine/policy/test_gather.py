@@ -18,7 +18,7 @@ Delays = Callable[[], Sequence[float]]
 
 def tell(gather: Gather, now: float, n: int, waiting: int, unit: float, model: CostModel) -> None:
     """A batch is done, and there is time to learn."""
-    gather.learn(now, n, waiting, unit, model)
+    gather.learn(now, n + waiting, 1, unit, model, model.limit)
     gather.completed(now, n)
 
 

@@ -56,10 +56,6 @@ from carpool.engine.request import Request
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
 With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
-_TIME_IS_FREE: Final = 0.6
-"""Load up to which a smaller batch for the first may serve fewer than come meanwhile. With half of
-it, 0.3 % fewer are in time on three workers at a load of 0.67; with twice as much, servers collapse
-under small batches."""
 _STANDS: Final = 2.0
 """SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
 With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
@@ -110,120 +106,89 @@ class Adaptive(AdaptiveLearning):
     def decide(self, view: View) -> Decision:
         self._view = view
         if view.free_in_s is not None:
-            return self._ahead(view, view.free_in_s)
-        queue, busy = view.queue, view.busy
-        waiting = len(queue)
-        if not view.free or not waiting:
+            decision = self._ahead(view, view.free_in_s)
+        elif not view.free or not len(view.queue):
             return NOTHING
-        if (self._was_trifle or (waiting == 1 and not busy and not self.gather.window_s)) and self._has_time(view):
-            n = min(queue.size, self.limit)
-            decision = Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
-        elif self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
-            decision = composed
-        elif self.cost.samples < LEARNED:
-            decision = self._cold(view.now, queue)
         else:
-            self._sizes.refresh()
-            decision = self._warm(view)
-        self._busy = busy
+            decision = self._of_idle(view)
+            self._busy = view.busy + (decision.take > 0)
         if decision.take:
-            self._busy += 1
             self._rule = decision.reason
         return decision
+
+    def _of_idle(self, view: View) -> Decision:
+        """Return what goes to an idle worker."""
+        queue = view.queue
+        is_lone = len(queue) == 1 and not view.busy and not self.gather.window_s
+        n = min(queue.size, self.limit)
+        if (self._was_trifle or is_lone) and self._has_time(view, n):
+            return Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
+        if self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
+            return composed
+        if self.cost.samples < LEARNED:
+            left = Candidates(queue)
+            left.drop_due_before(view.now)  # what is late already; it is too early to judge by more
+            return Decision(left.dropped, min(left.size, self.limit), "cold" if left.size else "")
+        self._sizes.refresh()
+        return self._warm(view)
 
     def _ahead(self, view: View, free_in_s: float) -> Decision:
         """Return what goes to a busy worker.
 
-        That is the best size for all that wait, if it is in time, and none is to be refused; and a
-        full batch where two of them are inside for each worker, as a smaller one would leave it
-        idle meanwhile. Such batches go while nothing is learned, too, once two have measured how
-        long the way is.
+        That is the best size for all that wait, if it is in time; and a full batch where two of
+        them are inside for each worker, as a smaller one would leave it idle meanwhile. Such
+        batches go while nothing is learned, too, once two have measured how long the way is.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
         by what waits then.
         """
-        queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        samples = self.cost.samples
-        if self._by_length is not None and (samples < LEARNED or self._by_length.composes(view)):
+        queue, sizes, cost, waiting = view.queue, self._sizes, self.cost, view.queue.size
+        if self._by_length is not None and (cost.samples < LEARNED or self._by_length.composes(view)):
             return NOTHING
         workers = max(1, self._busy)
         each = (view.running + waiting) / workers  # what is inside for each of them
-        if samples < LEARNED:
-            if samples < 2 or waiting < self.limit or each < 2 * self.limit or queue.earliest_due < inf:
-                return NOTHING
-            decision = Decision(take=self.limit, reason="cold")
-            self._rule = decision.reason
-            return decision
+        if cost.samples < LEARNED:
+            is_flood = waiting >= self.limit and each >= 2 * self.limit and queue.earliest_due == inf
+            return Decision(take=self.limit, reason="cold") if is_flood and cost.samples >= 2 else NOTHING
         sizes.refresh()
         most = self.limit if self._was_trifle else sizes.most_of(waiting)
         n = min(waiting, most)
-        if (
-            (n < most and not self._is_as_good(view, n, most))
-            or not self._refuses_none(view, free_in_s, n, most, workers)
-            # else another worker may be free before this one
-            or (not self._was_trifle and self._fair_share(view.now, waiting, most, workers) < n)
-        ):
+        slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
+        if slack_s < cost.following_s(n) * cost.margin or (n < most and not self._is_as_good(view, n, most)):
             return NOTHING
         reason = "full" if n == most else "free"
         if not self._was_trifle:
-            slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
-            chosen = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
+            if self._fair_share(view.now, waiting, most, workers) < n:
+                return NOTHING  # another worker may be free before this one
+            chosen = sizes.choose(waiting, n, self._load(view.now, workers), slack_s)
             if sizes.is_try(chosen):
                 n, reason = chosen, "probe"
             elif chosen != n and each < 2 * most:
                 return NOTHING
-        decision = Decision(take=n, reason=reason)
-        self._rule = decision.reason
-        return decision
-
-    def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
-        """Report whether a batch ahead is in time, and none of the others is to be refused."""
-        due = view.queue.earliest_due
-        if due == inf:
-            return True
-        at = view.now + view.onward_s
-        if due - at - free_in_s < self.cost.following_s(n) * self.cost.margin:
-            return False
-        if self._overloaded_since is None:
-            return True
-        left = Candidates(view.queue)
-        load = min(self._loads(view.now, workers))
-        return left.size <= self._worth_keeping(view.now, at, left, most, workers, load)
+        return Decision(take=n, reason=reason)
 
     def _is_as_good(self, view: View, n: int, most: int) -> bool:
         """Report whether to send `n` ahead serves as many a second as to wait for `most`.
 
-        The worker is idle before the latter. No other request may come before; and there are at
-        most twice as many batches, as each of them is work for the service, too.
+        The worker is idle before the latter. No other request may come before.
         """
-        if self._was_trifle or 2 * n < most or not self.inside.are_all(view.running + len(view.queue)):
+        if self._was_trifle or not self.inside.are_all(view.running + len(view.queue)):
             return False
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
-    def _has_time(self, view: View) -> bool:
+    def _has_time(self, view: View, n: int) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.
 
         It is asked for a lone request on an idle server, and for trifles.
         """
-        cost, queue = self.cost, view.queue
-        if cost.samples < LEARNED or (self.is_patient and self._defers(queue)):
+        cost = self.cost
+        if cost.samples < LEARNED or (self.is_patient and self._defers(view.queue)):
             return False
         self._overloaded_since = self._stands_since = None
-        slack_s = queue.earliest_due - view.now - view.onward_s
-        return slack_s >= cost.longest_s * cost.margin or (
-            slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
-        )
-
-    def _cold(self, now: float, queue: QueueView) -> Decision:
-        """Serve whatever waits and give up only what is late already: it is too early to judge."""
-        late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
-        waiting = queue.size - sum([request.size for request in late])
-        if not waiting:
-            return Decision(drop=late)
-        return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
+        return view.queue.earliest_due - view.now - view.onward_s >= cost.seconds(n) * cost.margin
 
     def _warm(self, view: View) -> Decision:
         """Decide by what was learned: rules 2 to 6 of the list above, one after the other."""
@@ -231,15 +196,15 @@ class Adaptive(AdaptiveLearning):
         cost, sizes, workers = self.cost, self._sizes, view.free + view.busy
         left = Candidates(queue)
         at = now + view.onward_s  # an answer takes this much longer than its batch
-        self._drop_hopeless(left, at, sizes.most_of(left.size))
+        self._drop_hopeless(left, at, sizes.most_of(left.size), queue.weighted)
         if not left.size:
             return self._hopeless(left, at - now + cost.seconds(1))
-        loads = self._loads(now, workers)
+        load = self._load(now, workers)
         most = sizes.most_of(left.size)
-        if loads[1] < 1.0:
+        if load < 1.0:
             self._overloaded_since = None
         if left.size > most and left.due < inf:
-            left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
+            left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, load))
             if not left.size:
                 return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
             self._trim_edge(now, at, left, most, workers)
@@ -250,7 +215,7 @@ class Adaptive(AdaptiveLearning):
         n = min(left.size, share)
         slack_s = left.due - at
         if slack_s < cost.seconds(n) * cost.margin:
-            return self._tight(at, left, share, max(loads), workers)
+            return self._tight(at, left, share, load, workers)
         if defers:
             until = self._more_until(view, left, n, most)
             load = 1.0  # so that the size with the fewest seconds for each item goes
@@ -258,7 +223,6 @@ class Adaptive(AdaptiveLearning):
             until = self._back_until(view, left.size, share, slack_s)
             if until is None and workers == 1 and sizes.is_due:
                 until = self._back_for_try(view, left.size, slack_s)
-            load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         chosen = sizes.choose(left.size, share, load, slack_s)
@@ -272,17 +236,15 @@ class Adaptive(AdaptiveLearning):
             return None
         return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
-    def _loads(self, now: float, workers: int) -> tuple[float, float]:
-        """Return what has come lately, by few and by more, as shares of what can be served."""
-        arrivals = self.arrivals
-        per_unit = self._unit / (workers * self._sizes.rate)
-        return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit
+    def _load(self, now: float, workers: int) -> float:
+        """Return what has come lately, as a share of what can be served."""
+        return self.arrivals.rate(now) * self._unit / (workers * self._sizes.rate)
 
-    def _drop_hopeless(self, left: Candidates, at: float, most: int) -> None:
+    def _drop_hopeless(self, left: Candidates, at: float, most: int, weighted: bool) -> None:
         """Refuse what could not be answered in time even by a batch of its own."""
         cost = self.cost
         left.drop_due_before(at + cost.seconds(1))
-        if left.weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
+        if weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
             left.drop([request for request in left.requests if request.due - at < cost.seconds(request.size)])
 
     def _hopeless(self, left: Candidates, least_s: float) -> Decision:
@@ -308,7 +270,7 @@ class Adaptive(AdaptiveLearning):
             self._overloaded_since = now
         patience, least = _PATIENCE[self.overload]
         kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
-        return max(_needed(most, workers), int(servable * kept)) if servable < inf else left.size
+        return max(int(sqrt(workers) * most), int(servable * kept)) if servable < inf else left.size
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
         """Refuse those at the edge of a backlog that stands, while others fill the batches.
@@ -327,7 +289,7 @@ class Adaptive(AdaptiveLearning):
         elif now - self._stands_since > _STANDS * slo_s:
             edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
             if edge_s < slo_s:  # else all are at the edge when they come
-                left.drop_first(urgent - _needed(most, workers), due_by=now + edge_s)
+                left.drop_first(urgent - int(sqrt(workers) * most), due_by=now + edge_s)
 
     def _tight(self, at: float, left: Candidates, most: int, load: float, workers: int) -> Decision:
         """Serve the first, which cannot go with all others, in a smaller batch, or give it up.
@@ -347,7 +309,7 @@ class Adaptive(AdaptiveLearning):
         late = left.late_in_line(is_late(0.0))
         if 0 < len(late) < len(left.requests):
             then = left.late_in_line(is_late(seconds / workers), behind=n)
-            price = min(1.0, max(0.0, (load - _TIME_IS_FREE) / (1.0 - _TIME_IS_FREE)))
+            price = min(1.0, max(0.0, 2.0 * load - 1.0))  # below a load of a half, time is free
             if (1.0 - price) * (n - len(late) + len(then)) > n - price * self._sizes.rate * seconds:
                 left.drop(late)
                 return Decision(left.dropped, min(left.size, most), "shed")
@@ -368,11 +330,6 @@ class Adaptive(AdaptiveLearning):
                 group = -(-clients // workers)
                 return max(1, min(most, group))
         return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
-
-
-def _needed(most: int, workers: int) -> int:
-    """Return what must wait so that batches are full, whatever chance brings meanwhile."""
-    return int(sqrt(workers) * (most + 2.0 * sqrt(most))) + 1
 
 
 def _why(n: int, most: int, waiting: int) -> str:
@@ -414,11 +371,6 @@ class Candidates:
         if self._requests is None:
             self._requests = self._queue.peek(len(self._queue))
         return self._requests
-
-    @property
-    def weighted(self) -> bool:
-        """Whether some are left, and requests in the queue have sizes other than 1."""
-        return self._queue.weighted and self.size > 0
 
     @property
     def last_due(self) -> float:

@@ -113,8 +113,11 @@ class AdaptiveLearning(Policy):
             self.gather.stop()
         else:
             self.gather.completed(now, done.n)
-            running = done.n if self._view is None else self._view.running
-            self.inside.note(running + self._waiting, max(1, self._busy))
+            self.inside.note(self._inside(done), max(1, self._busy))
+
+    def _inside(self, done: DoneBatch) -> int:
+        """Return how many requests the stage has, those of a batch that has just ended included."""
+        return done.n if self._view is None else self._view.running + len(self._view.queue)
 
     def _note_lone(self, began: float) -> None:
         """Note what `arrived` and `decide` would, of a request that went without a question.
@@ -142,7 +145,7 @@ class AdaptiveLearning(Policy):
         if not self._was_trifle:
             usual = self._usual_cost()
             most = sizes.most if usual is cost else usual.limit
-            self.gather.learn(now, done.n, self._waiting, size / done.n, usual, most, others=workers - 1)
+            self.gather.learn(now, self._inside(done), workers, size / done.n, usual, most)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -151,13 +154,7 @@ class AdaptiveLearning(Policy):
         by time would pick stalled batches too often.
         """
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
-        if usual_s >= 0.25 * _LEARN_EVERY_S:
-            return 0
-        return int(_LEARN_EVERY_S / usual_s)
-
-    @property
-    def _waiting(self) -> int:
-        return 0 if self._view is None else len(self._view.queue)
+        return int(_LEARN_EVERY_S / usual_s) if usual_s < 0.25 * _LEARN_EVERY_S else 0
 
     @property
     def _hop_s(self) -> float:
@@ -178,11 +175,8 @@ class AdaptiveLearning(Policy):
         gather = self.gather
         if not gather.window_s or waiting >= most or not gather.expected:
             return None
-        until = self._at_latest(view.queue, gather.until)
         more = min(waiting + int(gather.served * self._unit), most)
-        if view.now < until and slack_s > until - view.now + self.cost.seconds(more) * self.cost.margin:
-            return until
-        return None
+        return self._wait_until(view, gather.until, slack_s, self.cost.seconds(more))
 
     def _back_for_try(self, view: View, waiting: int, slack_s: float) -> float | None:
         """Return until when to wait for clients as a batch with them may be better than it seems.
@@ -196,12 +190,15 @@ class AdaptiveLearning(Policy):
             n = min(waiting + int(more * self._unit), self.limit)
             return 0.0 if cost.is_known(n) else usual_s * n - cost.hoped_s(n)
 
-        until = gather.best_until(view.now, saved_s)
+        most = min(waiting + int(gather.expected * self._unit), self.limit)
+        return self._wait_until(view, gather.best_until(view.now, saved_s), slack_s, usual_s * most)
+
+    def _wait_until(self, view: View, until: float | None, slack_s: float, seconds: float) -> float | None:
+        """Return until when to wait for a batch that takes so long; None to go now."""
         if until is None:
             return None
         until = self._at_latest(view.queue, until)
-        most = min(waiting + int(gather.expected * self._unit), self.limit)
-        return until if view.now < until and slack_s > until - view.now + usual_s * most * cost.margin else None
+        return until if view.now < until and slack_s > until - view.now + seconds * self.cost.margin else None
 
     def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""
@@ -252,7 +249,7 @@ class AdaptiveLearning(Policy):
             "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},
             "noise_cv": cost.cv,
             "margin": cost.margin,
-            "arrival_rate": self.arrivals.long_rate(now),
+            "arrival_rate": self.arrivals.rate(now),
             "capacity_per_worker": sizes.rate if cost.samples else 0.0,
             "expected_batch_size": sizes.most,
             "gather_s": self.gather.window_s,
