@@ -256,55 +256,38 @@ def edge(now: float, at_the_edge: int = 100) -> list[Request]:
     return [request(now - 0.27, now + 0.03) for _ in range(at_the_edge)] + crowd(300, 0.3, 2667)
 
 
-def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
-    """The same kind of backlog, just below full load from NOW to LATER; it is returned as it is then."""
-    steps = 35
-    for step in range(steps + 1):
-        now = NOW + (LATER - NOW) * step / steps
-        later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane.priority) for r in waiting]
-        for i in range(50):
-            policy.arrived(now - (49 - i) / 2600, [request(now, inf)])
-        refused = policy.decide(view_of(now, queued(*later), 1, 0)).drop
-        assert not refused or now > NOW + 0.6
-    return later
-
-
-LATER = NOW + 0.7
-
-
-def test_who_is_at_the_edge_of_a_backlog_that_stands_is_refused() -> None:
-    """Of a standing backlog, requests that could only just be in time are refused, but only amid
+def test_who_is_at_the_edge_of_a_backlog_is_refused() -> None:
+    """Of a backlog, requests that could only just be in time are refused, but only amid
     noise, and only if others would fill the next batch.
     """
     policy = noisy(0.2)
-    waiting = stands(policy, edge(NOW))
+    waiting = edge(NOW)
 
-    assert decide(policy, queued(*waiting), now=LATER).drop == waiting[:100]
-    kept = 150 - len(decide(policy, queued(*waiting[:150]), now=LATER).drop)
+    assert decide(policy, queued(*waiting)).drop == waiting[:100]
+    kept = 150 - len(decide(policy, queued(*waiting[:150])).drop)
     assert 64 <= kept < 64 + 64
-    steady = noisy(0.0)
-    assert not decide(steady, queued(*stands(steady, edge(NOW))), now=LATER).drop
+    assert not decide(noisy(0.0), queued(*waiting)).drop
 
 
 def test_nobody_is_refused_for_those_who_have_time() -> None:
     """Requests that are due much later do not make a backlog for which others would be refused."""
     policy = noisy(0.2)
     hurried = [request(NOW - 0.27, NOW + 0.03) for _ in range(30)]
-    waiting = stands(policy, hurried + [request(NOW, inf) for _ in range(500)])
+    waiting = hurried + [request(NOW, inf) for _ in range(500)]
 
-    assert not decide(policy, queued(*waiting), now=LATER).drop
+    assert not decide(policy, queued(*waiting)).drop
 
 
-def test_of_a_backlog_that_stands_the_lowest_priority_at_the_edge_goes_first() -> None:
-    """Of a standing backlog, requests of the lowest priority that could only just be in time are
+def test_of_a_backlog_the_lowest_priority_at_the_edge_goes_first() -> None:
+    """Of a backlog, requests of the lowest priority that could only just be in time are
     refused first, and no others.
     """
     policy = noisy(0.2)
     high = [request(NOW - 0.27, NOW + 0.03, priority=1) for _ in range(80)]
     low = [request(NOW - 0.27, NOW + 0.03) for _ in range(20)]
-    waiting = stands(policy, [*high, *low, *crowd(200, 0.3, 2667)])
+    waiting = [*high, *low, *crowd(200, 0.3, 2667)]
 
-    refused = decide(policy, queued(*waiting), now=LATER).drop
+    refused = decide(policy, queued(*waiting)).drop
     assert list(refused) == waiting[80:100] + waiting[:80]
 
 
@@ -313,9 +296,9 @@ def test_what_no_refusal_would_help_is_borne() -> None:
     since that would not help.
     """
     policy = noisy(0.2)
-    waiting = stands(policy, [request(NOW, NOW + 0.035) for _ in range(200)])
+    waiting = [request(NOW, NOW + 0.035) for _ in range(200)]
 
-    assert not decide(policy, queued(*waiting), now=LATER).drop
+    assert not decide(policy, queued(*waiting)).drop
 
 
 # -- several workers

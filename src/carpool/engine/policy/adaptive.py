@@ -49,16 +49,12 @@ from typing import Any, Final
 from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
 from carpool.engine.policy.by_length import ByLength
-from carpool.engine.policy.cost import LEARNED, SURE, CostModel
-from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.policy.cost import LEARNED, SURE
 from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
 With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
-_STANDS: Final = 2.0
-"""SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
-With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
 
 
 class Adaptive(AdaptiveLearning):
@@ -70,8 +66,6 @@ class Adaptive(AdaptiveLearning):
         prefer: "latency", or "efficiency": then requests with an SLO wait as long as they can still
             be in time, for the sake of larger batches, which take fewer worker-seconds.
     """
-
-    _by_length: ByLength | None = None  # where requests have lengths
 
     @property
     def lone_slack_s(self) -> float:
@@ -92,10 +86,6 @@ class Adaptive(AdaptiveLearning):
                 self._by_length = ByLength(self)
             self._by_length.learn(now, done)
         super().learn(now, done)
-
-    def _usual_cost(self) -> CostModel | CostAtLength:
-        lengths = self._by_length.cost if self._by_length is not None else None
-        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
 
     def explain(self, now: float) -> dict[str, Any]:
         found = super().explain(now)
@@ -187,7 +177,7 @@ class Adaptive(AdaptiveLearning):
         cost = self.cost
         if cost.samples < LEARNED or (self.is_patient and self._defers(view.queue)):
             return False
-        self._overloaded_since = self._stands_since = None
+        self._overloaded_since = None
         return view.queue.earliest_due - view.now - view.onward_s >= cost.seconds(n) * cost.margin
 
     def _warm(self, view: View) -> Decision:
@@ -199,17 +189,15 @@ class Adaptive(AdaptiveLearning):
         self._drop_hopeless(left, at, sizes.most_of(left.size), queue.weighted)
         if not left.size:
             return self._hopeless(left, at - now + cost.seconds(1))
-        load = self._load(now, workers)
-        most = sizes.most_of(left.size)
+        load, most = self._load(now, workers), sizes.most_of(left.size)
         if load < 1.0:
             self._overloaded_since = None
         if left.size > most and left.due < inf:
-            left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, load))
-            if not left.size:
-                return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
+            if load > 1.0:
+                left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers))
+                if not left.size:
+                    return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
             self._trim_edge(now, at, left, most, workers)
-        else:
-            self._stands_since = None
         defers = self.is_patient and self._defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
@@ -226,8 +214,8 @@ class Adaptive(AdaptiveLearning):
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         chosen = sizes.choose(left.size, share, load, slack_s)
-        reason = "probe" if sizes.is_try(chosen) else _why(chosen, most, left.size)
-        return Decision(drop=left.dropped, take=chosen, reason=reason)
+        reason = "full" if chosen == most else "free" if chosen == left.size else "size"
+        return Decision(drop=left.dropped, take=chosen, reason="probe" if sizes.is_try(chosen) else reason)
 
     def _more_until(self, view: View, left: Candidates, n: int, most: int) -> float | None:
         """Return until when a batch of `n` waits to grow; None to go now."""
@@ -259,37 +247,30 @@ class Adaptive(AdaptiveLearning):
         left.dropped.remove(last)
         return Decision(drop=left.dropped, take=1, reason="probe")
 
-    def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int, load: float) -> int:
-        """Return how much of a backlog is worth keeping: see rule 3 above."""
-        rate, batch_s = workers * self._sizes.rate, self.cost.seconds(most)
-        room_s = left.last_due - at
-        servable = rate * (room_s - batch_s)
-        if load <= 1.0:
-            return left.size
+    def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int) -> int:
+        """Return how much of a backlog is worth keeping in an overload: see rule 3 above."""
         if self._overloaded_since is None:
             self._overloaded_since = now
+        room_s = left.last_due - at
+        servable = workers * self._sizes.rate * (room_s - self.cost.seconds(most))
+        if servable == inf:
+            return left.size
         patience, least = _PATIENCE[self.overload]
         kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
-        return max(int(sqrt(workers) * most), int(servable * kept)) if servable < inf else left.size
+        return max(int(sqrt(workers) * most), int(servable * kept))
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
-        """Refuse those at the edge of a backlog that stands, while others fill the batches.
+        """Refuse those whom noise would make late, while others fill the batches.
 
         Clients in a closed loop come no faster than they are served, so their backlog stands
-        instead of growing, with its head where noise makes many of the answers late. One that has
-        stood for long (CoDel's sign of a bad queue) does not drain by itself.
+        instead of growing, with its head where noise makes many of the answers late.
         """
         head = left.requests[0]
         slo_s = head.due - head.arrived
-        urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-        if urgent <= most * workers:
-            self._stands_since = None
-        elif self._stands_since is None:
-            self._stands_since = now
-        elif now - self._stands_since > _STANDS * slo_s:
-            edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
-            if edge_s < slo_s:  # else all are at the edge when they come
-                left.drop_first(urgent - int(sqrt(workers) * most), due_by=now + edge_s)
+        edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
+        if edge_s < slo_s:  # else all are at the edge when they come
+            urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
+            left.drop_first(urgent - int(sqrt(workers) * most), due_by=now + edge_s)
 
     def _tight(self, at: float, left: Candidates, most: int, load: float, workers: int) -> Decision:
         """Serve the first, which cannot go with all others, in a smaller batch, or give it up.
@@ -332,10 +313,6 @@ class Adaptive(AdaptiveLearning):
         return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
 
 
-def _why(n: int, most: int, waiting: int) -> str:
-    return "full" if n == most else "free" if n == waiting else "size"
-
-
 class Candidates:
     """The requests that a policy may choose from while it decides.
 
@@ -357,13 +334,15 @@ class Candidates:
         self._queue = queue
         self._requests: Sequence[Request] | None = None
         self.dropped: list[Request] = []
-        if queue.lanes == 1:
-            self.size = queue.size
-            self.due = queue.earliest_due
-        else:
-            self._requests = queue.peek(len(queue))
-            self.size = sum([request.size for request in self._requests])
-            self.due = min([request.due for request in self._requests])
+        self.size = queue.size
+        self.due = queue.earliest_due
+        if queue.lanes > 1:
+            self._keep(queue.peek(len(queue)))
+
+    def _keep(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self.size = sum([request.size for request in requests])
+        self.due = min([request.due for request in requests], default=inf)
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -382,10 +361,8 @@ class Candidates:
     def drop(self, requests: list[Request]) -> None:
         """Refuse these requests."""
         gone = set(requests)
-        self._requests = [request for request in self.requests if request not in gone]
-        self.size -= sum([request.size for request in requests])
-        self.due = min([request.due for request in self._requests], default=inf)
         self.dropped += requests
+        self._keep([request for request in self.requests if request not in gone])
 
     def drop_due_before(self, when: float) -> None:
         """Refuse the requests that are due before `when`."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside
@@ -32,6 +32,9 @@ from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
 from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
+
+if TYPE_CHECKING:
+    from carpool.engine.policy.by_length import ByLength
 
 _TRIFLE_S: Final = 200e-6
 """Shorter batches just go: to think about them costs more than it brings. With half of it, more
@@ -49,6 +52,8 @@ class AdaptiveLearning(Policy):
         prefer: As given to `Adaptive`.
     """
 
+    _by_length: ByLength | None = None  # where requests have lengths
+
     def __init__(
         self,
         max_batch_size: int | None = None,
@@ -63,7 +68,6 @@ class AdaptiveLearning(Policy):
         self.arrivals = Arrivals()
         self.gather = Gather(self.arrivals)
         self._overloaded_since: float | None = None
-        self._stands_since: float | None = None  # since when more waits than one batch for each worker
         self.inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._busy = 0  # workers, after the last decision
@@ -127,7 +131,7 @@ class AdaptiveLearning(Policy):
         self.arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
-        self._overloaded_since = self._stands_since = None
+        self._overloaded_since = None
         self._busy = 1
         self._rule = "free" if self.limit > 1 else "full"
 
@@ -166,7 +170,8 @@ class AdaptiveLearning(Policy):
         return 0.0 if self._view is None else self._view.onward_s
 
     def _usual_cost(self) -> CostModel | CostAtLength:
-        return self.cost
+        lengths = self._by_length.cost if self._by_length is not None else None
+        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
 
     # -- what it has come to
 
