@@ -10,7 +10,7 @@ which `decide` asks:
    the longer that lasts;
 4. *tight*: if the first would be late with the others, it goes in a smaller batch; or it is given
    up, with all behind it that would be late as well. What answers more in time is done, where at
-   loads above `_TIME_IS_FREE` a worker's time counts for the others that it could serve;
+   loads above a half a worker's time counts for the others that it could serve;
 5. *gather* (`policy/clients.py`): clients in a closed loop are about to return: wait for them;
 6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
    then a size that may be better than it seems.
@@ -21,8 +21,7 @@ for each item alone count then.
 
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4 and 6, unless that saves little; then all is as above. A batch
-that cannot get better is sent ahead to a worker that is still busy, in an overload, too, as long as
-none is to be refused.
+that cannot get better is sent ahead to a worker that is still busy, if it is in time.
 
 In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
 served within the SLO S. (No policy that serves all can use more than (1 - 2·a/S)/b, since a request
@@ -30,8 +29,10 @@ that just misses a batch waits for it and for the next one; one that drops early
 So dropping the oldest of it costs nothing and makes room for requests that can be. And the longer
 an overload lasts, the less likely it is to end just now, when a backlog would still be of use
 (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept
-shrinks with time. In rule 4 a smaller batch for the first alone is Clockwork's (Gujarati et al.,
-OSDI 2020), to give it up always is the early drop of Nexus (Shen et al., SOSP 2019).
+shrinks with time. Clients in a closed loop come no faster than they are served, so their backlog
+stands instead of growing; of that those go whom noise would make late. In rule 4 a smaller batch
+for the first alone is Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early
+drop of Nexus (Shen et al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
 `policy/by_length.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
@@ -260,11 +261,7 @@ class Adaptive(AdaptiveLearning):
         return max(int(sqrt(workers) * most), int(servable * kept))
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
-        """Refuse those whom noise would make late, while others fill the batches.
-
-        Clients in a closed loop come no faster than they are served, so their backlog stands
-        instead of growing, with its head where noise makes many of the answers late.
-        """
+        """Refuse those whom noise would make late, while others fill the batches."""
         head = left.requests[0]
         slo_s = head.due - head.arrived
         edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now

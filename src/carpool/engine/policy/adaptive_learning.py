@@ -14,8 +14,8 @@ batches that are learned from:
 * the way, and how it grows: by each batch that does not go ahead. If all do, it fades, until one
   does not. Where all are of one size, one of half the size goes; within 350;
 * the part of the way that nothing hides: by the next batch that goes ahead, in an overload, too;
-* windows for clients, rates and sizes of requests: by each batch within 20, and by each arrival
-  within 32 to 1,024 of these.
+* windows for clients, and whether all are inside: by each batch, within 20 for each worker;
+* rates and sizes of requests: by each arrival, within 50 to 1,024 of these.
 
 What the first batch of a size on a worker took counts only if it was not slow.
 """

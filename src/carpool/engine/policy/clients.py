@@ -19,10 +19,10 @@ threshold on the number waiting that is rarely reached (Deb & Serfozo 1973).
 **Inside.** In a closed loop whose clients come back at once, all of them are inside now and then.
 Once they are, it is known that no other request comes before a batch ends. What is looked at is the
 greatest number inside while some batches end, twice as many as there are workers: if two end soon
-after each other, the clients of the first are not back yet.
+after each other, the clients of the first are not back yet. Ten such looks must be nearly alike.
 
 Traffic that does not wait for answers has no such number: the greatest of a few Poisson counts
-still deviates by about half of the root of the usual one. In a later stage requests may still come
+still deviates by about half of the root of the usual one, and ten of them differ by more. In a later stage requests may still come
 from the one before it, and then a batch goes ahead that could have been larger.
 """
 
