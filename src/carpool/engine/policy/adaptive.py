@@ -297,16 +297,13 @@ class Adaptive(AdaptiveLearning):
         """Return the most that one of several workers takes; `most` for one worker alone.
 
         Clients that come back together, and are waited for, are as many groups as there are
-        workers; if more wait than there are of them, others have come. In an overload full batches
-        serve most.
+        workers; if more wait than there are of them, others have come.
         """
-        if workers <= 1 or self._overloaded_since is not None:
+        if workers <= 1:
             return most
-        if self.gather.window_s:
-            clients = round(self.gather.clients * self._unit)
-            if waiting <= clients:
-                group = -(-clients // workers)
-                return max(1, min(most, group))
+        clients = round(self.gather.clients * self._unit)
+        if self.gather.window_s and waiting <= clients:
+            return min(most, -(-clients // workers))
         return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
 
 

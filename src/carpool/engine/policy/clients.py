@@ -22,8 +22,9 @@ greatest number inside while some batches end, twice as many as there are worker
 after each other, the clients of the first are not back yet. Ten such looks must be nearly alike.
 
 Traffic that does not wait for answers has no such number: the greatest of a few Poisson counts
-still deviates by about half of the root of the usual one, and ten of them differ by more. In a later stage requests may still come
-from the one before it, and then a batch goes ahead that could have been larger.
+still deviates by about half of the root of the usual one, and ten of them differ by more. In a
+later stage requests may still come from the one before it, and then a batch goes ahead that could
+have been larger.
 """
 
 from __future__ import annotations
