@@ -50,7 +50,8 @@ from typing import Any, Final
 from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
 from carpool.engine.policy.by_length import ByLength
-from carpool.engine.policy.cost import LEARNED, SURE
+from carpool.engine.policy.cost import LEARNED, SURE, CostModel
+from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
@@ -67,6 +68,8 @@ class Adaptive(AdaptiveLearning):
         prefer: "latency", or "efficiency": then requests with an SLO wait as long as they can still
             be in time, for the sake of larger batches, which take fewer worker-seconds.
     """
+
+    _by_length: ByLength | None = None  # where requests have lengths
 
     @property
     def lone_slack_s(self) -> float:
@@ -87,6 +90,10 @@ class Adaptive(AdaptiveLearning):
                 self._by_length = ByLength(self)
             self._by_length.learn(now, done)
         super().learn(now, done)
+
+    def _usual_cost(self) -> CostModel | CostAtLength:
+        lengths = self._by_length.cost if self._by_length is not None else None
+        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
 
     def explain(self, now: float) -> dict[str, Any]:
         found = super().explain(now)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside
@@ -32,9 +32,6 @@ from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
 from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
-
-if TYPE_CHECKING:
-    from carpool.engine.policy.by_length import ByLength
 
 _TRIFLE_S: Final = 200e-6
 """Shorter batches just go: to think about them costs more than it brings. With half of it, more
@@ -51,8 +48,6 @@ class AdaptiveLearning(Policy):
     Attributes:
         prefer: As given to `Adaptive`.
     """
-
-    _by_length: ByLength | None = None  # where requests have lengths
 
     def __init__(
         self,
@@ -170,8 +165,7 @@ class AdaptiveLearning(Policy):
         return 0.0 if self._view is None else self._view.onward_s
 
     def _usual_cost(self) -> CostModel | CostAtLength:
-        lengths = self._by_length.cost if self._by_length is not None else None
-        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
+        return self.cost
 
     # -- what it has come to
 
