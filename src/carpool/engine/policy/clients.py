@@ -44,15 +44,15 @@ _FEW, _MANY = 256, 1024
 """Arrivals that a rate is measured by. With an eighth of the former, penalised means are 0.6 %
 longer; with the former for both, the p99 of four workers at a load of 0.8 is 14 % longer."""
 _GRID: Final = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Windows, as shares of the longest one: of the set-up of a batch, which is the most that waiting can
-be worth. With half as many windows, two closed loops have 4 % less goodput."""
+"""Windows, as shares of the longest one: of the set-up of a batch, which is the most that waiting
+can be worth. With half as many windows, two closed loops have 4 % less goodput."""
 _CLUSTER: Final = 2.0
 """Times the arrivals of other times that a window must bring. With half as many, the penalised mean
-on tiles is 14 % longer; with twice as many, clients that are back late do not count."""
+on tiles is 14 % longer; with twice as many, one loop has 2 % less goodput, and three more."""
 _NEARLY: Final = 0.25
 """Of the root of a number: by less it may vary and count as always the same. Poisson traffic varies
-by more than that root. With half of it, fewer loops are known; with twice as much, less is left to
-tell traffic from loops."""
+by more than that root. With half of it, one loop behind a long way has 2 % less goodput; with twice
+as much, Poisson traffic is near."""
 
 
 class Arrivals:
