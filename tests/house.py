@@ -30,11 +30,11 @@ NO_CODE: Final = {
 BARS: Final = re.compile(r"[|:-]+")
 BUDGET: Final = {
     "files": 272,
-    "lines of code": 45_905,
+    "lines of code": 45_760,
     "bases with a single subclass": 18,
     "protocol classes": 51,
     "words of the glossary": 50,
-    "words of the docs": 77_030,
+    "words of the docs": 77_027,
 }
 
 

@@ -188,7 +188,7 @@ def without_way(policy: Adaptive) -> None:
 def without_steady_rate(policy: Adaptive) -> None:
     """Shares go by the last 256 arrivals."""
     arrivals = policy.arrivals
-    arrivals.steady_rate = arrivals.long_rate  # type: ignore[method-assign]
+    arrivals.steady_rate = arrivals.rate  # type: ignore[method-assign]
 
 
 def without_groups(policy: Adaptive) -> None:

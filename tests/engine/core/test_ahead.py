@@ -513,7 +513,6 @@ def stage_with_a_gap(setup_s: float, gap_s: float) -> Core:
         (3, 8 * U, 4 * U, True),
         (2, 8 * U, 4 * U, False),
         (2, 8 * U, 9 * U, True),
-        (1, 8 * U, 30 * U, False),  # there would be more than twice as many batches
         (3, 8 * U, 0.0, False),  # nothing is lost by waiting
     ],
 )

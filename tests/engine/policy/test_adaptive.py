@@ -244,8 +244,8 @@ def test_overload_may_be_met_for_latency() -> None:
 
 
 def noisy(sigma: float) -> Adaptive:
-    """At full load, with batches that scatter so much."""
-    policy, dice = taught(rate=2667), Random(1)
+    """Taught, with batches that scatter so much."""
+    policy, dice = taught(), Random(1)
     for _ in range(300):
         policy.cost.add(64, FIXED(64) * dice.lognormvariate(0, sigma))
     return policy
@@ -256,55 +256,38 @@ def edge(now: float, at_the_edge: int = 100) -> list[Request]:
     return [request(now - 0.27, now + 0.03) for _ in range(at_the_edge)] + crowd(300, 0.3, 2667)
 
 
-def stands(policy: Adaptive, waiting: list[Request]) -> list[Request]:
-    """The same kind of backlog, just below full load, up to LATER; it is returned as it is then."""
-    steps = 35
-    for step in range(steps + 1):
-        now = NOW + (LATER - NOW) * step / steps
-        later = [request(r.arrived - NOW + now, r.due - NOW + now, r.size, r.lane.priority) for r in waiting]
-        for i in range(50):
-            policy.arrived(now - (49 - i) / 2600, [request(now, inf)])
-        refused = policy.decide(view_of(now, queued(*later), 1, 0)).drop
-        assert not refused or now > NOW + 0.6
-    return later
-
-
-LATER = NOW + 0.7
-
-
-def test_who_is_at_the_edge_of_a_backlog_that_stands_is_refused() -> None:
-    """Of a standing backlog, requests that could only just be in time are refused, but only amid
+def test_who_is_at_the_edge_of_a_backlog_is_refused() -> None:
+    """Of a backlog, requests that could only just be in time are refused, but only amid
     noise, and only if others would fill the next batch.
     """
     policy = noisy(0.2)
-    waiting = stands(policy, edge(NOW))
+    waiting = edge(NOW)
 
-    assert decide(policy, queued(*waiting), now=LATER).drop == waiting[:100]
-    kept = 150 - len(decide(policy, queued(*waiting[:150]), now=LATER).drop)
-    assert 64 < kept < 64 + 64
-    steady = noisy(0.0)
-    assert not decide(steady, queued(*stands(steady, edge(NOW))), now=LATER).drop
+    assert decide(policy, queued(*waiting)).drop == waiting[:100]
+    kept = 150 - len(decide(policy, queued(*waiting[:150])).drop)
+    assert 64 <= kept < 64 + 64
+    assert not decide(noisy(0.0), queued(*waiting)).drop
 
 
 def test_nobody_is_refused_for_those_who_have_time() -> None:
     """Requests that are due much later do not make a backlog for which others would be refused."""
     policy = noisy(0.2)
     hurried = [request(NOW - 0.27, NOW + 0.03) for _ in range(30)]
-    waiting = stands(policy, hurried + [request(NOW, inf) for _ in range(500)])
+    waiting = hurried + [request(NOW, inf) for _ in range(500)]
 
-    assert not decide(policy, queued(*waiting), now=LATER).drop
+    assert not decide(policy, queued(*waiting)).drop
 
 
-def test_of_a_backlog_that_stands_the_lowest_priority_at_the_edge_goes_first() -> None:
-    """Of a standing backlog, requests of the lowest priority that could only just be in time are
+def test_of_a_backlog_the_lowest_priority_at_the_edge_goes_first() -> None:
+    """Of a backlog, requests of the lowest priority that could only just be in time are
     refused first, and no others.
     """
     policy = noisy(0.2)
     high = [request(NOW - 0.27, NOW + 0.03, priority=1) for _ in range(80)]
     low = [request(NOW - 0.27, NOW + 0.03) for _ in range(20)]
-    waiting = stands(policy, [*high, *low, *crowd(200, 0.3, 2667)])
+    waiting = [*high, *low, *crowd(200, 0.3, 2667)]
 
-    refused = decide(policy, queued(*waiting), now=LATER).drop
+    refused = decide(policy, queued(*waiting)).drop
     assert list(refused) == waiting[80:100] + waiting[:80]
 
 
@@ -313,9 +296,9 @@ def test_what_no_refusal_would_help_is_borne() -> None:
     since that would not help.
     """
     policy = noisy(0.2)
-    waiting = stands(policy, [request(NOW, NOW + 0.035) for _ in range(200)])
+    waiting = [request(NOW, NOW + 0.035) for _ in range(200)]
 
-    assert not decide(policy, queued(*waiting), now=LATER).drop
+    assert not decide(policy, queued(*waiting)).drop
 
 
 # -- several workers
@@ -802,7 +785,7 @@ def test_poisson_arrivals_are_served_as_greedily() -> None:
     assert adaptive.mean_s == pytest.approx(greedy.mean_s, rel=0.01)
 
 
-# -- when it thinks
+# -- from which batches it learns
 
 
 def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
@@ -812,37 +795,6 @@ def batch(policy: Adaptive, now: float, n: int, busy_s: float) -> float:
     taken = queue.take(policy.decide(view_of(now, queue, 1, 0)).take)
     policy.learn(now + busy_s, done(len(taken), len(taken), busy_s, True))
     return now + busy_s
-
-
-def test_a_batch_is_learned_from_once_the_next_one_has_gone() -> None:
-    """What a batch teaches is worked out after the next one has been sent: while a worker is idle
-    there are better things to do.
-    """
-    policy = taught()
-    before = policy.cost.samples
-    now = batch(policy, NOW, 8, FIXED(8))
-    assert policy.cost.samples == before
-
-    queue = alike(3, arrived=now)
-    policy.arrived(now, list(queue))
-    assert policy.cost.samples == before
-    assert policy.decide(view_of(now, queue, 1, 0)).take == 3
-    assert policy.cost.samples == before
-    policy.arrived(now + 0.001, [request(now + 0.001, inf)])
-
-    assert policy.cost.samples == before + 1
-
-
-def test_if_nobody_comes_meanwhile_a_batch_is_learned_from_at_the_end_of_the_next() -> None:
-    """If nobody comes meanwhile, what a batch teaches is worked out at the latest at the end of the
-    next one.
-    """
-    policy = taught()
-    before = policy.cost.samples
-    now = NOW
-    for ended in range(4):
-        assert policy.cost.samples == before + max(0, ended - 1)
-        now = batch(policy, now, 8, FIXED(8))
 
 
 @pytest.mark.parametrize("busy_s", [1.6e-3, 150e-6])

@@ -18,10 +18,8 @@ Delays = Callable[[], Sequence[float]]
 
 def tell(gather: Gather, now: float, n: int, waiting: int, unit: float, model: CostModel) -> None:
     """A batch is done, and there is time to learn."""
-    before = gather.close_round(now, n, waiting)
+    gather.learn(now, n + waiting, 1, unit, model, model.limit)
     gather.completed(now, n)
-    if before is not None:
-        gather.learn(before, unit, model)
 
 
 class Rounds:

@@ -10,7 +10,7 @@ which `decide` asks:
    the longer that lasts;
 4. *tight*: if the first would be late with the others, it goes in a smaller batch; or it is given
    up, with all behind it that would be late as well. What answers more in time is done, where at
-   loads above `_TIME_IS_FREE` a worker's time counts for the others that it could serve;
+   loads above a half a worker's time counts for the others that it could serve;
 5. *gather* (`policy/clients.py`): clients in a closed loop are about to return: wait for them;
 6. *size* (`policy/size.py`): the number that makes the sum of delays least, not always all; now and
    then a size that may be better than it seems.
@@ -21,8 +21,7 @@ for each item alone count then.
 
 Where requests have lengths and these vary, batches are composed by length (`policy/compose.py`),
 which takes the place of rules 3, 4 and 6, unless that saves little; then all is as above. A batch
-that cannot get better is sent ahead to a worker that is still busy, in an overload, too, as long as
-none is to be refused.
+that cannot get better is sent ahead to a worker that is still busy, if it is in time.
 
 In rule 3: with the capacity μ and batches of t seconds, what waits beyond μ·(S - t) can never be
 served within the SLO S. (No policy that serves all can use more than (1 - 2·a/S)/b, since a request
@@ -30,8 +29,10 @@ that just misses a batch waits for it and for the next one; one that drops early
 So dropping the oldest of it costs nothing and makes room for requests that can be. And the longer
 an overload lasts, the less likely it is to end just now, when a backlog would still be of use
 (Lindy's law; CoDel, Nichols & Jacobson 2012, drops by the same reasoning): so the part that is kept
-shrinks with time. In rule 4 a smaller batch for the first alone is Clockwork's (Gujarati et al.,
-OSDI 2020), to give it up always is the early drop of Nexus (Shen et al., SOSP 2019).
+shrinks with time. Clients in a closed loop come no faster than they are served, so their backlog
+stands instead of growing; of that those go whom noise would make late. In rule 4 a smaller batch
+for the first alone is Clockwork's (Gujarati et al., OSDI 2020), to give it up always is the early
+drop of Nexus (Shen et al., SOSP 2019).
 
 What is learned, and how, stands in `policy/adaptive_learning.py`; batches by length stand in
 `policy/by_length.py`. Rules 2 to 4 need due times, by an SLO or by deadlines; without them,
@@ -55,14 +56,8 @@ from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
-With half as many, bursts of a few SLOs cost goodput; with twice as many, overloads cost latency."""
-_TIME_IS_FREE: Final = 0.6
-"""Load up to which a smaller batch for the first may serve fewer than come meanwhile. With half of
-it, 0.3 % fewer are in time on three workers at a load of 0.67; with twice as much, servers collapse
-under small batches."""
-_STANDS: Final = 2.0
-"""SLOs without a look that finds no more than one batch for each worker: then a backlog stands.
-With half as many, bursts count as such; with twice as many, closed loops are late for longer."""
+With half as many, two overloads have 3 and 6 % less goodput; with twice as many, the penalised mean
+of nine is up to 10 % longer. Half of the share changes nothing there."""
 
 
 class Adaptive(AdaptiveLearning):
@@ -82,8 +77,6 @@ class Adaptive(AdaptiveLearning):
         cost = self.cost
         if self.is_patient or cost.samples < LEARNED or (not self._was_trifle and self.gather.window_s):
             return inf
-        if self._to_learn is not None and self._next_has_gone:
-            return inf  # the next arrival has the last batch learned from, which may change all this
         return cost.shortest_s * cost.margin
 
     # -- what happened, where requests have lengths
@@ -112,124 +105,89 @@ class Adaptive(AdaptiveLearning):
     def decide(self, view: View) -> Decision:
         self._view = view
         if view.free_in_s is not None:
-            return self._ahead(view, view.free_in_s)
-        queue, busy = view.queue, view.busy
-        waiting = len(queue)
-        if not view.free or not waiting:
+            decision = self._ahead(view, view.free_in_s)
+        elif not view.free or not len(view.queue):
             return NOTHING
-        if (self._was_trifle or (waiting == 1 and not busy and not self.gather.window_s)) and self._has_time(view):
-            n = min(queue.size, self.limit)
-            decision = Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
-        elif self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
-            decision = composed
-        elif self.cost.samples < LEARNED:
-            decision = self._cold(view.now, queue)
         else:
-            self._sizes.refresh()
-            decision = self._warm(view)
-        self._busy = busy
+            decision = self._of_idle(view)
+            self._busy = view.busy + (decision.take > 0)
         if decision.take:
-            self._busy += 1
-            self._note_gone(decision)
+            self._rule = decision.reason
         return decision
+
+    def _of_idle(self, view: View) -> Decision:
+        """Return what goes to an idle worker."""
+        queue = view.queue
+        is_lone = len(queue) == 1 and not view.busy and not self.gather.window_s
+        n = min(queue.size, self.limit)
+        if (self._was_trifle or is_lone) and self._has_time(view, n):
+            return Decision(take=n, reason="free" if n < self.limit else "full")  # no rule has a reason against it
+        if self._by_length is not None and (composed := self._by_length.decide(view)) is not None:
+            return composed
+        if self.cost.samples < LEARNED:
+            left = Candidates(queue)
+            left.drop_due_before(view.now)  # what is late already; it is too early to judge by more
+            return Decision(left.dropped, min(left.size, self.limit), "cold" if left.size else "")
+        self._sizes.refresh()
+        return self._warm(view)
 
     def _ahead(self, view: View, free_in_s: float) -> Decision:
         """Return what goes to a busy worker.
 
-        That is the best size for all that wait, if it is in time, and none is to be refused; and a
-        full batch where two of them are inside for each worker, as a smaller one would leave it
-        idle meanwhile. Such batches go while nothing is learned, too, once two have measured how
-        long the way is.
+        That is the best size for all that wait, if it is in time; and a full batch where two of
+        them are inside for each worker, as a smaller one would leave it idle meanwhile. Such
+        batches go while nothing is learned, too, once two have measured how long the way is.
 
         What comes until the worker is free could not join the batch, or would save less than the
         worker loses while it is idle, so nothing is lost; in all other cases `decide` is to judge
         by what waits then.
         """
-        queue, sizes, waiting = view.queue, self._sizes, view.queue.size
-        samples = self.cost.samples
-        if self._by_length is not None and (samples < LEARNED or self._by_length.composes(view)):
+        queue, sizes, cost, waiting = view.queue, self._sizes, self.cost, view.queue.size
+        if self._by_length is not None and (cost.samples < LEARNED or self._by_length.composes(view)):
             return NOTHING
         workers = max(1, self._busy)
         each = (view.running + waiting) / workers  # what is inside for each of them
-        if samples < LEARNED:
-            if samples < 2 or waiting < self.limit or each < 2 * self.limit or queue.earliest_due < inf:
-                return NOTHING
-            decision = Decision(take=self.limit, reason="cold")
-            self._note_gone(decision)
-            return decision
+        if cost.samples < LEARNED:
+            is_flood = waiting >= self.limit and each >= 2 * self.limit and queue.earliest_due == inf
+            return Decision(take=self.limit, reason="cold") if is_flood and cost.samples >= 2 else NOTHING
         sizes.refresh()
         most = self.limit if self._was_trifle else sizes.most_of(waiting)
         n = min(waiting, most)
-        if (
-            (n < most and not self._is_as_good(view, n, most))
-            or not self._refuses_none(view, free_in_s, n, most, workers)
-            # else another worker may be free before this one
-            or (not self._was_trifle and self._fair_share(view.now, waiting, most, workers) < n)
-        ):
+        slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
+        if slack_s < cost.following_s(n) * cost.margin or (n < most and not self._is_as_good(view, n, most)):
             return NOTHING
         reason = "full" if n == most else "free"
         if not self._was_trifle:
-            slack_s = queue.earliest_due - view.now - free_in_s - view.onward_s
-            chosen, is_try = sizes.choose(waiting, n, max(self._loads(view.now, workers)), slack_s)
+            if self._fair_share(view.now, waiting, most, workers) < n:
+                return NOTHING  # another worker may be free before this one
+            chosen, is_try = sizes.choose(waiting, n, self._load(view.now, workers), slack_s)
             if is_try:
                 n, reason = chosen, "probe"
             elif chosen != n and each < 2 * most:
                 return NOTHING
-        decision = Decision(take=n, reason=reason)
-        self._note_gone(decision)
-        return decision
-
-    def _refuses_none(self, view: View, free_in_s: float, n: int, most: int, workers: int) -> bool:
-        """Report whether a batch ahead is in time, and none of the others is to be refused."""
-        due = view.queue.earliest_due
-        if due == inf:
-            return True
-        at = view.now + view.onward_s
-        if due - at - free_in_s < self.cost.following_s(n) * self.cost.margin:
-            return False
-        if self._overloaded_since is None:
-            return True
-        left = Candidates(view.queue)
-        load = min(self._loads(view.now, workers))
-        return left.size <= self._worth_keeping(view.now, at, left, most, workers, load)
+        return Decision(take=n, reason=reason)
 
     def _is_as_good(self, view: View, n: int, most: int) -> bool:
         """Report whether to send `n` ahead serves as many a second as to wait for `most`.
 
-        The worker is idle before the latter. No other request may come before; and there are at
-        most twice as many batches, as each of them is work for the service, too.
+        The worker is idle before the latter. No other request may come before.
         """
-        if self._was_trifle or 2 * n < most or not self.inside.are_all(view.running + len(view.queue)):
+        if self._was_trifle or not self.inside.are_all(view.running + len(view.queue)):
             return False
         cost, way = self.cost, self.cost.way
         in_worker_s = max(0.0, cost.seconds(n) - way.seconds(n)), max(0.0, cost.seconds(most) - way.seconds(most))
         return in_worker_s[0] * most <= (in_worker_s[1] + view.gap_s) * n
 
-    def _note_gone(self, decision: Decision) -> None:
-        self._next_has_gone = True
-        self._rule = decision.reason
-
-    def _has_time(self, view: View) -> bool:
+    def _has_time(self, view: View, n: int) -> bool:
         """Report whether all that waits can go without more ado, as no request is in a hurry.
 
         It is asked for a lone request on an idle server, and for trifles.
         """
-        cost, queue = self.cost, view.queue
-        if cost.samples < LEARNED or (self.is_patient and self._defers(queue)):
+        cost = self.cost
+        if cost.samples < LEARNED or (self.is_patient and self._defers(view.queue)):
             return False
-        self._overloaded_since = self._stands_since = None
-        slack_s = queue.earliest_due - view.now - view.onward_s
-        return slack_s >= cost.longest_s * cost.margin or (
-            slack_s >= cost.seconds(min(queue.size, self.limit)) * cost.margin
-        )
-
-    def _cold(self, now: float, queue: QueueView) -> Decision:
-        """Serve whatever waits and give up only what is late already: it is too early to judge."""
-        late = [] if queue.earliest_due > now else [r for r in queue.peek(len(queue)) if r.due <= now]
-        waiting = queue.size - sum([request.size for request in late])
-        if not waiting:
-            return Decision(drop=late)
-        return Decision(drop=late, take=min(waiting, self.limit), reason="cold")
+        self._overloaded_since = None
+        return view.queue.earliest_due - view.now - view.onward_s >= cost.seconds(n) * cost.margin
 
     def _warm(self, view: View) -> Decision:
         """Decide by what was learned: rules 2 to 6 of the list above, one after the other."""
@@ -237,29 +195,25 @@ class Adaptive(AdaptiveLearning):
         cost, sizes, workers = self.cost, self._sizes, view.free + view.busy
         left = Candidates(queue)
         at = now + view.onward_s  # an answer takes this much longer than its batch
-        self._drop_hopeless(left, at, sizes.most_of(left.size))
+        self._drop_hopeless(left, at, sizes.most_of(left.size), queue.weighted)
         if not left.size:
             return self._hopeless(left, at - now + cost.seconds(1))
-        loads = self._loads(now, workers)
-        most = sizes.most_of(left.size)
-        if loads[1] < 1.0:
+        load, most = self._load(now, workers), sizes.most_of(left.size)
+        if load < 1.0:
             self._overloaded_since = None
         if left.size > most and left.due < inf:
-            left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers, min(loads)))
-            if not left.size:
-                return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
+            if load > 1.0:
+                left.drop_first(left.size - self._worth_keeping(now, at, left, most, workers))
+                if not left.size:
+                    return Decision(drop=left.dropped)  # each one left would be larger than all that is worth keeping
             self._trim_edge(now, at, left, most, workers)
-        else:
-            self._stands_since = None
         defers = self.is_patient and self._defers(queue)
         share = most if defers else self._fair_share(now, left.size, most, workers)
         n = min(left.size, share)
         slack_s = left.due - at
         if slack_s < cost.seconds(n) * cost.margin:
-            tried = sizes.worth_trying(n, left.size, n, max(loads), slack_s)
-            if tried:
-                return Decision(left.dropped, tried, "probe")
-            return self._tight(at, left, share, max(loads), workers)
+            tried = sizes.worth_trying(n, left.size, n, load, slack_s)
+            return Decision(left.dropped, tried, "probe") if tried else self._tight(at, left, share, load, workers)
         if defers:
             until = self._more_until(view, left, n, most)
             load = 1.0  # so that the size with the fewest seconds for each item goes
@@ -267,11 +221,10 @@ class Adaptive(AdaptiveLearning):
             until = self._back_until(view, left.size, share, slack_s)
             if until is None and workers == 1 and sizes.is_due:
                 until = self._back_for_try(view, left.size, slack_s)
-            load = max(loads)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
         chosen, is_try = sizes.choose(left.size, share, load, slack_s)
-        reason = "probe" if is_try else _why(chosen, most, left.size)
+        reason = "probe" if is_try else "full" if chosen == most else "free" if chosen == left.size else "size"
         return Decision(drop=left.dropped, take=chosen, reason=reason)
 
     def _more_until(self, view: View, left: Candidates, n: int, most: int) -> float | None:
@@ -281,17 +234,15 @@ class Adaptive(AdaptiveLearning):
             return None
         return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
-    def _loads(self, now: float, workers: int) -> tuple[float, float]:
-        """Return what has come lately, by few and by more, as shares of what can be served."""
-        arrivals = self.arrivals
-        per_unit = self._unit / (workers * self._sizes.rate)
-        return arrivals.short_rate(now) * per_unit, arrivals.long_rate(now) * per_unit
+    def _load(self, now: float, workers: int) -> float:
+        """Return what has come lately, as a share of what can be served."""
+        return self.arrivals.rate(now) * self._unit / (workers * self._sizes.rate)
 
-    def _drop_hopeless(self, left: Candidates, at: float, most: int) -> None:
+    def _drop_hopeless(self, left: Candidates, at: float, most: int, weighted: bool) -> None:
         """Refuse what could not be answered in time even by a batch of its own."""
         cost = self.cost
         left.drop_due_before(at + cost.seconds(1))
-        if left.weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
+        if weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
             left.drop([request for request in left.requests if request.due - at < cost.seconds(request.size)])
 
     def _hopeless(self, left: Candidates, least_s: float) -> Decision:
@@ -306,37 +257,26 @@ class Adaptive(AdaptiveLearning):
         left.dropped.remove(last)
         return Decision(drop=left.dropped, take=1, reason="probe")
 
-    def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int, load: float) -> int:
-        """Return how much of a backlog is worth keeping: see rule 3 above."""
-        rate, batch_s = workers * self._sizes.rate, self.cost.seconds(most)
-        room_s = left.last_due - at
-        servable = rate * (room_s - batch_s)
-        if load <= 1.0:
-            return left.size
+    def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int) -> int:
+        """Return how much of a backlog is worth keeping in an overload: see rule 3 above."""
         if self._overloaded_since is None:
             self._overloaded_since = now
+        room_s = left.last_due - at
+        servable = workers * self._sizes.rate * (room_s - self.cost.seconds(most))
+        if servable == inf:
+            return left.size
         patience, least = _PATIENCE[self.overload]
         kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
-        return max(_needed(most, workers), int(servable * kept)) if servable < inf else left.size
+        return max(int(sqrt(workers) * most), int(servable * kept))
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
-        """Refuse those at the edge of a backlog that stands, while others fill the batches.
-
-        Clients in a closed loop come no faster than they are served, so their backlog stands
-        instead of growing, with its head where noise makes many of the answers late. One that has
-        stood for long (CoDel's sign of a bad queue) does not drain by itself.
-        """
+        """Refuse those whom noise would make late, while others fill the batches."""
         head = left.requests[0]
         slo_s = head.due - head.arrived
-        urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-        if urgent <= most * workers:
-            self._stands_since = None
-        elif self._stands_since is None:
-            self._stands_since = now
-        elif now - self._stands_since > _STANDS * slo_s:
-            edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
-            if edge_s < slo_s:  # else all are at the edge when they come
-                left.drop_first(urgent - _needed(most, workers), due_by=now + edge_s)
+        edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
+        if edge_s < slo_s:  # else all are at the edge when they come
+            urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
+            left.drop_first(urgent - int(sqrt(workers) * most), due_by=now + edge_s)
 
     def _tight(self, at: float, left: Candidates, most: int, load: float, workers: int) -> Decision:
         """Serve the first, which cannot go with all others, in a smaller batch, or give it up.
@@ -356,7 +296,7 @@ class Adaptive(AdaptiveLearning):
         late = left.late_in_line(is_late(0.0))
         if 0 < len(late) < len(left.requests):
             then = left.late_in_line(is_late(seconds / workers), behind=n)
-            price = min(1.0, max(0.0, (load - _TIME_IS_FREE) / (1.0 - _TIME_IS_FREE)))
+            price = min(1.0, max(0.0, 2.0 * load - 1.0))  # below a load of a half, time is free
             if (1.0 - price) * (n - len(late) + len(then)) > n - price * self._sizes.rate * seconds:
                 left.drop(late)
                 return Decision(left.dropped, min(left.size, most), "shed")
@@ -366,26 +306,14 @@ class Adaptive(AdaptiveLearning):
         """Return the most that one of several workers takes; `most` for one worker alone.
 
         Clients that come back together, and are waited for, are as many groups as there are
-        workers; if more wait than there are of them, others have come. In an overload full batches
-        serve most.
+        workers; if more wait than there are of them, others have come.
         """
-        if workers <= 1 or self._overloaded_since is not None:
+        if workers <= 1:
             return most
-        if self.gather.window_s:
-            clients = round(self.gather.clients * self._unit)
-            if waiting <= clients:
-                group = -(-clients // workers)
-                return max(1, min(most, group))
+        clients = round(self.gather.clients * self._unit)
+        if self.gather.window_s and waiting <= clients:
+            return min(most, -(-clients // workers))
         return min(most, self._sizes.share(waiting, self.arrivals.steady_rate(now) * self._unit, workers))
-
-
-def _needed(most: int, workers: int) -> int:
-    """Return what must wait so that batches are full, whatever chance brings meanwhile."""
-    return int(sqrt(workers) * (most + 2.0 * sqrt(most))) + 1
-
-
-def _why(n: int, most: int, waiting: int) -> str:
-    return "full" if n == most else "free" if n == waiting else "size"
 
 
 class Candidates:
@@ -409,13 +337,15 @@ class Candidates:
         self._queue = queue
         self._requests: Sequence[Request] | None = None
         self.dropped: list[Request] = []
-        if queue.lanes == 1:
-            self.size = queue.size
-            self.due = queue.earliest_due
-        else:
-            self._requests = queue.peek(len(queue))
-            self.size = sum([request.size for request in self._requests])
-            self.due = min([request.due for request in self._requests])
+        self.size = queue.size
+        self.due = queue.earliest_due
+        if queue.lanes > 1:
+            self._keep(queue.peek(len(queue)))
+
+    def _keep(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self.size = sum([request.size for request in requests])
+        self.due = min([request.due for request in requests], default=inf)
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -423,11 +353,6 @@ class Candidates:
         if self._requests is None:
             self._requests = self._queue.peek(len(self._queue))
         return self._requests
-
-    @property
-    def weighted(self) -> bool:
-        """Whether some are left, and requests in the queue have sizes other than 1."""
-        return self._queue.weighted and self.size > 0
 
     @property
     def last_due(self) -> float:
@@ -439,10 +364,8 @@ class Candidates:
     def drop(self, requests: list[Request]) -> None:
         """Refuse these requests."""
         gone = set(requests)
-        self._requests = [request for request in self.requests if request not in gone]
-        self.size -= sum([request.size for request in requests])
-        self.due = min([request.due for request in self._requests], default=inf)
         self.dropped += requests
+        self._keep([request for request in self.requests if request not in gone])
 
     def drop_due_before(self, when: float) -> None:
         """Refuse the requests that are due before `when`."""

@@ -14,8 +14,8 @@ batches that are learned from:
 * the way, and how it grows: by each batch that does not go ahead. If all do, it fades, until one
   does not. Where all are of one size, one of half the size goes; within 350;
 * the part of the way that nothing hides: by the next batch that goes ahead, in an overload, too;
-* windows for clients, rates and sizes of requests: by each batch within 20, and by each arrival
-  within 32 to 1,024 of these.
+* windows for clients, and whether all are inside: by each batch, within 20 for each worker;
+* rates and sizes of requests: by each arrival, within 50 to 1,024 of these.
 
 What the first batch of a size on a worker took counts only if it was not slow.
 """
@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
-from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
+from carpool.engine.policy.clients import Arrivals, Gather, Inside
 from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
 from carpool.engine.policy.length_cost import CostAtLength
 from carpool.engine.policy.size import Sizes
@@ -40,24 +40,6 @@ _LEARN_EVERY_S: Final = 20e-3
 """In which time about one batch is learned from, where they are shorter than a quarter of it, as
 learning costs a share of their time. With half of it, that share is twice as large; with twice as
 much, a change is noticed as much later."""
-
-
-class _Observation(NamedTuple):
-    """What is to be learned from one batch, see `DoneBatch`.
-
-    Attributes:
-        busy_s: What it took its worker; None if it failed.
-        before: The batch before it, and what came of that; None if nothing is to be learned of it.
-        unit: The mean size of its requests.
-    """
-
-    size: int
-    busy_s: float | None
-    hop_s: float
-    ahead: bool
-    before: Round | None
-    unit: float
-    is_first: bool
 
 
 class AdaptiveLearning(Policy):
@@ -81,7 +63,6 @@ class AdaptiveLearning(Policy):
         self.arrivals = Arrivals()
         self.gather = Gather(self.arrivals)
         self._overloaded_since: float | None = None
-        self._stands_since: float | None = None  # since when more waits than one batch for each worker
         self.inside = Inside()
         self._unit = 1.0  # smoothed size of a request
         self._busy = 0  # workers, after the last decision
@@ -89,8 +70,6 @@ class AdaptiveLearning(Policy):
         self._view: View | None = None  # of the stage, once it has asked
         self._was_trifle = False  # whether the last batch was very short
         self._n_to_skip = 0  # how many of the next batches to skip when learning
-        self._to_learn: _Observation | None = None  # of the last batch that was not skipped, until it is learned
-        self._next_has_gone = False  # whether a batch has gone since that one was completed
         self._learn_from_scratch()
 
     def _learn_from_scratch(self) -> None:
@@ -105,33 +84,26 @@ class AdaptiveLearning(Policy):
         if self._unit != 1.0 or self._view is None or self._view.queue.weighted:  # else each has size 1
             size = sum([request.size for request in requests])
             self._unit += min(0.02 * n, 0.5) * (size / n - self._unit)
-        if self._to_learn is not None and self._next_has_gone:
-            self._learn_observed()
 
     def learn(self, now: float, done: DoneBatch) -> None:
+        if self.cost.limit != self.limit:
+            self._learn_from_scratch()
         if done.is_warm_up:
             if not done.longest:
-                self._learn_warm_up(done)
+                self.cost.add(done.size, done.busy_s, sure=True)
             return
         if done.is_alone:
             self._note_lone(done.started)
-        was_trifle, busy_s, size = self._was_trifle, done.busy_s, done.size
+        cost, busy_s, was_trifle = self.cost, done.busy_s, self._was_trifle
         if was_trifle and self._n_to_skip and busy_s < _TRIFLE_S:
             self._n_to_skip -= 1
             return
-        is_first = done.is_first  # of all batches but trifles, or a later one would seem to be
-        if self._to_learn is not None:
-            self._learn_observed()  # the batch before, for which there was no better time
-        cost = self.cost
-        if cost.limit != self.limit:
-            self._learn_from_scratch()
-            cost = self.cost
         is_known = cost.samples > MOST_KNOTS  # before, none is skipped
-        is_novel = not is_known or not cost.is_known(size)
         self._was_trifle = is_known and busy_s < _TRIFLE_S and self._sizes.part == inf
-        if is_novel or not self._n_to_skip:
-            self._observe(now, done, is_first)
-            self._n_to_skip = self._worth_skipping(size, busy_s) if is_known else 0
+        is_first = done.is_first  # of all batches but trifles, or a later one would seem to be
+        if not self._n_to_skip or not is_known or not cost.is_known(done.size):
+            self._learn_batch(now, done, is_first)
+            self._n_to_skip = self._worth_skipping(done.size, busy_s) if is_known else 0
         elif was_trifle and not self._was_trifle:
             self._n_to_skip = 0
         else:
@@ -140,11 +112,11 @@ class AdaptiveLearning(Policy):
             self.gather.stop()
         else:
             self.gather.completed(now, done.n)
-            running = done.n if self._view is None else self._view.running
-            self.inside.note(running + self._waiting, max(1, self._busy))
-        self._next_has_gone = False
-        if is_novel:
-            self._learn_observed()  # the next decision depends on it
+            self.inside.note(self._inside(done), max(1, self._busy))
+
+    def _inside(self, done: DoneBatch) -> int:
+        """Return how many requests the stage has, those of a batch that has just ended included."""
+        return done.n if self._view is None else self._view.running + len(self._view.queue)
 
     def _note_lone(self, began: float) -> None:
         """Note what `arrived` and `decide` would, of a request that went without a question.
@@ -154,18 +126,25 @@ class AdaptiveLearning(Policy):
         self.arrivals.add(began, 1)
         if self._unit != 1.0:
             self._unit += 0.02 * (1.0 - self._unit)
-        self._overloaded_since = self._stands_since = None
-        self._busy, self._next_has_gone = 1, True
+        self._overloaded_since = None
+        self._busy = 1
         self._rule = "free" if self.limit > 1 else "full"
 
-    def _observe(self, now: float, done: DoneBatch, is_first: bool) -> None:
-        """Note what is to be learned from a batch that has just been completed."""
-        before = None
-        n, size = done.n, done.size
+    def _learn_batch(self, now: float, done: DoneBatch, is_first: bool) -> None:
+        """Learn what batches cost, and what has come since the batch before."""
+        cost, sizes, size, workers = self.cost, self._sizes, done.size, max(1, self._busy)
+        if done.ok:
+            sizes.ran(size, done.busy_s)
+            cost.add(size, done.busy_s, is_first=is_first)
+            cost.learn_way(size, done.hop_s, done.ahead)
+            sizes.runs_ahead = self._view is not None and self._view.runs_ahead
+            if sizes.runs_ahead:
+                sizes.refresh()
+                sizes.learn_part(self.inside.clients * self._unit, self._unit, workers)
         if not self._was_trifle:
-            before = self.gather.close_round(now, n, self._waiting, max(0, self._busy - 1))
-        learned_s = done.busy_s if done.ok else None
-        self._to_learn = _Observation(size, learned_s, done.hop_s, done.ahead, before, size / n, is_first)
+            usual = self._usual_cost()
+            most = sizes.most if usual is cost else usual.limit
+            self.gather.learn(now, self._inside(done), workers, size / done.n, usual, most)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
         """Return how many batches not to learn from, after one that has taken `busy_s`.
@@ -174,44 +153,7 @@ class AdaptiveLearning(Policy):
         by time would pick stalled batches too often.
         """
         usual_s = max(busy_s, self.cost.seconds(min(size, self.limit)))
-        if usual_s >= 0.25 * _LEARN_EVERY_S:
-            return 0
-        return int(_LEARN_EVERY_S / usual_s)
-
-    def _learn_observed(self) -> None:
-        """Learn from the batch that was observed last, if that has not been done.
-
-        The best time for it is once the next batch has gone, since its worker may be idle until
-        then.
-        """
-        observed, self._to_learn = self._to_learn, None
-        if observed is None:
-            return
-        if observed.busy_s is not None:
-            self._learn_cost(observed, observed.busy_s)
-        if observed.before is not None:
-            cost = self._usual_cost()
-            most = self._sizes.most if cost is self.cost else cost.limit
-            self.gather.learn(observed.before, observed.unit, cost, most)
-
-    def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
-        cost, sizes = self.cost, self._sizes
-        sizes.ran(observed.size, busy_s)
-        cost.add(observed.size, busy_s, is_first=observed.is_first)
-        cost.learn_way(observed.size, observed.hop_s, observed.ahead)
-        sizes.runs_ahead = self._view is not None and self._view.runs_ahead
-        if sizes.runs_ahead:
-            sizes.refresh()
-            sizes.learn_part(self.inside.clients * self._unit, self._unit, max(1, self._busy))
-
-    def _learn_warm_up(self, done: DoneBatch) -> None:
-        if self.cost.limit != self.limit:
-            self._learn_from_scratch()
-        self.cost.add(done.size, done.busy_s, sure=True)
-
-    @property
-    def _waiting(self) -> int:
-        return 0 if self._view is None else len(self._view.queue)
+        return int(_LEARN_EVERY_S / usual_s) if usual_s < 0.25 * _LEARN_EVERY_S else 0
 
     @property
     def _hop_s(self) -> float:
@@ -232,11 +174,8 @@ class AdaptiveLearning(Policy):
         gather = self.gather
         if not gather.window_s or waiting >= most or not gather.expected:
             return None
-        until = self._at_latest(view.queue, gather.until)
         more = min(waiting + int(gather.served * self._unit), most)
-        if view.now < until and slack_s > until - view.now + self.cost.seconds(more) * self.cost.margin:
-            return until
-        return None
+        return self._wait_until(view, gather.until, slack_s, self.cost.seconds(more))
 
     def _back_for_try(self, view: View, waiting: int, slack_s: float) -> float | None:
         """Return until when to wait for clients as a batch with them may be better than it seems.
@@ -250,12 +189,15 @@ class AdaptiveLearning(Policy):
             n = min(waiting + int(more * self._unit), self.limit)
             return 0.0 if cost.is_known(n) else usual_s * n - cost.hoped_s(n)
 
-        until = gather.best_until(view.now, saved_s)
+        most = min(waiting + int(gather.expected * self._unit), self.limit)
+        return self._wait_until(view, gather.best_until(view.now, saved_s), slack_s, usual_s * most)
+
+    def _wait_until(self, view: View, until: float | None, slack_s: float, seconds: float) -> float | None:
+        """Return until when to wait for a batch that takes so long; None to go now."""
         if until is None:
             return None
         until = self._at_latest(view.queue, until)
-        most = min(waiting + int(gather.expected * self._unit), self.limit)
-        return until if view.now < until and slack_s > until - view.now + usual_s * most * cost.margin else None
+        return until if view.now < until and slack_s > until - view.now + seconds * self.cost.margin else None
 
     def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""
@@ -306,7 +248,7 @@ class AdaptiveLearning(Policy):
             "cost_s": {n: cost.seconds(n) for n in shown} if cost.samples else {},
             "noise_cv": cost.cv,
             "margin": cost.margin,
-            "arrival_rate": self.arrivals.long_rate(now),
+            "arrival_rate": self.arrivals.rate(now),
             "capacity_per_worker": sizes.rate if cost.samples else 0.0,
             "expected_batch_size": sizes.most,
             "gather_s": self.gather.window_s,

@@ -161,11 +161,7 @@ class ByLength:
         if len(levels) > 1 or not gather.expected:
             return None  # of which key the next ones are is not known
         until = gather.best_until(now, self._composer.saved_by_more_s(choice, len(queue)))
-        if until is None:
-            return None
-        until = policy._at_latest(queue, until)
-        is_in_time = slack_s > until - now + choice.seconds * policy.cost.margin
-        return until if now < until and is_in_time else None
+        return policy._wait_until(view, until, slack_s, choice.seconds)
 
     def _hopeless_alone(self, at: float, now: float, levels: Sequence[LevelsView]) -> list[Request]:
         """Return the requests that could not be answered in time even alone."""

@@ -111,7 +111,7 @@ class Symphony(Policy):
 
     def _target(self, now: float, slo_s: float) -> int:
         """Return the size at which batches of the workers that the load needs are staggered."""
-        rate, limit, seconds = max(self._arrivals.long_rate(now), 1e-9), self.limit, self._seconds
+        rate, limit, seconds = max(self._arrivals.rate(now), 1e-9), self.limit, self._seconds
         n = 1
         while n < limit and seconds[n + 1] * (1.0 + 1.0 / max(1.0, rate * seconds[n + 1] / (n + 1))) <= slo_s:
             n += 1
