@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
 from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
-from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
@@ -191,7 +191,7 @@ class AdaptiveLearning(Policy):
             self._learn_cost(observed, observed.busy_s)
         if observed.before is not None:
             cost = self._usual_cost()
-            most = self._sizes.most if cost is self.cost else cost.limit
+            most = self._sizes.most if cost is self.cost else self.limit
             self.gather.learn(observed.before, observed.unit, cost, most)
 
     def _learn_cost(self, observed: _Observation, busy_s: float) -> None:
@@ -222,7 +222,7 @@ class AdaptiveLearning(Policy):
         """Seconds that a request still needs behind this stage, see `View`."""
         return 0.0 if self._view is None else self._view.onward_s
 
-    def _usual_cost(self) -> CostModel | CostAtLength:
+    def _usual_cost(self) -> CostModel | LengthCost:
         return self.cost
 
     # -- what it has come to

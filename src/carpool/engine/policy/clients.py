@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.engine.policy.cost import GAIN, KEEP, SURE, CostModel
 
 if TYPE_CHECKING:
-    from carpool.engine.policy.length_cost import CostAtLength
+    from carpool.engine.policy.length_cost import LengthCost
 
 _SHORT, _LONG, _STEADY = 32, 256, 1024
 """Arrivals that a rate is measured by. With half as many, rates scatter by two fifths more; with
@@ -208,7 +208,7 @@ class Gather:
         """Forget the last batch, whose account cannot be closed as the next ones go unreported."""
         self.served = 0
 
-    def learn(self, closed: Round, unit: float, cost: CostModel | CostAtLength, most: float = inf) -> None:
+    def learn(self, closed: Round, unit: float, cost: CostModel | LengthCost, most: float = inf) -> None:
         """Choose the window anew after a round.
 
         Args:
@@ -262,7 +262,7 @@ class Gather:
         """How many arrivals in the longest windows of all batches would be no sign of a cluster."""
         return _CLUSTER * self._rate * self._scale_s * self._batches
 
-    def _best_window(self, unit: float, cost: CostModel | CostAtLength, limit: float) -> float:
+    def _best_window(self, unit: float, cost: CostModel | LengthCost, limit: float) -> float:
         """Return the window with the best throughput; 0 if waiting does not promise enough."""
         half = min(limit, max(1.0, self.clients / self._groups))
         half_s = cost.seconds(half * unit)
