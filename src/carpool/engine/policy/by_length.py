@@ -16,11 +16,6 @@ from carpool.engine.request import Request
 if TYPE_CHECKING:
     from carpool.engine.policy.adaptive import Adaptive
 
-_KNOWN_LENGTH = 1.1
-"""Times the longest that was measured: what is longer is served, since its cost is a guess. With
-half of that tenth, those of the same level as the longest are served, too; with twice as much, some
-are refused on a guess."""
-
 
 class ByLength:
     """Learns and decides for a policy whose requests have lengths or keys.
@@ -105,12 +100,11 @@ class ByLength:
 
     def _hopeless_alone(self, at: float, now: float, levels: Sequence[LevelsView]) -> list[Request]:
         """Return the requests that could not be answered in time even alone."""
-        cost = self.cost
-        if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, cost.longest):
+        cost, longest = self.cost, self.cost.longest  # what is longer is served, to find out what it costs
+        if min([each.earliest_due for each in levels]) - at >= cost.seconds(1, longest):
             return []
-        known = _KNOWN_LENGTH * cost.longest  # what is longer is served, to find out what it costs
         late = [r for each in levels for r in in_line(each) if r.due - at < cost.seconds(1, r.length)]
-        return [r for r in late if r.length <= known or r.due <= now]
+        return [r for r in late if r.length <= longest or r.due <= now]
 
     def _share(self, view: View, levels: Sequence[LevelsView]) -> int:
         """Return the most that one of several workers takes, as others are or soon will be free.

@@ -61,7 +61,6 @@ first, as all of a batch take the same time.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import accumulate
 from math import inf, log2, sqrt
@@ -171,12 +170,10 @@ class Composer:
             if without:
                 rising = _without(rising, without)
             line = [request for _, of_level, _ in rising for request in of_level]
-            ends = [*accumulate([count for _, _, count in rising])]
-            pieces = self._cut(rising, limit, most_padded)
+            pieces = partition(rising, limit, most_padded, cost)
             batches += len(pieces)
             earliest, switch_s = each.earliest_due, 0.0 if each.key in warm_keys else cost.switch_s
-            for begin, end in pieces:
-                longest = rising[bisect_left(ends, end)][0]
+            for begin, end, longest in pieces:
                 group = ChosenGroup(line[begin:end], longest, cost.seconds(end - begin, longest) + switch_s, 1)
                 if len(levels) == len(pieces) == 1:
                     return group
@@ -277,19 +274,13 @@ class Composer:
         if not 0 <= cost.samples - self._looked_at < min(self._looks, EVERY):
             self._looked_at = cost.samples
             self._looks += 1
-            rising = levels.rising()
-            ends = [*accumulate([count for _, _, count in rising])]
-            pieces = self._cut(rising, limit, inf)
-            composed_s = sum([cost.seconds(j - i, rising[bisect_left(ends, j)][0]) for i, j in pieces])
+            pieces = partition(levels.rising(), limit, inf, cost)
+            composed_s = sum([cost.seconds(end - begin, longest) for begin, end, longest in pieces])
             lengths = [request.length for request in sorted(in_line(levels), key=_admitted)]
             plain = [lengths[begin : begin + limit] for begin in range(0, len(lengths), limit)]
             ratio = composed_s / sum([cost.seconds(len(batch), max(batch)) for batch in plain])
             self.ratio += (ratio - self.ratio) / min(self._looks, 3)
         return self.ratio > _WORTH
-
-    def _cut(self, rising: Rising, limit: int, most_padded: float) -> list[tuple[int, int]]:
-        lengths, counts = [length for length, _, _ in rising], [count for _, _, count in rising]
-        return partition(lengths, counts, limit, most_padded, self._cost.setup_s, self._cost.item_s_at(lengths))
 
 
 def _class_of(length: int) -> int:
@@ -315,40 +306,32 @@ def _without(rising: Rising, gone: Collection[Request]) -> list[tuple[int, Itera
     return [(length, requests, len(requests)) for length, requests in left if requests]
 
 
-def partition(
-    lengths: Sequence[int],
-    counts: Sequence[int],
-    limit: int,
-    most_padded: float,
-    setup_s: float,
-    items_s: Sequence[float],
-) -> list[tuple[int, int]]:
-    """Return the pieces of the line, each as where it begins and ends.
+def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) -> list[tuple[int, int, int]]:
+    """Return the pieces of the line, each as where it begins and ends, and its longest length.
 
     Args:
-        lengths: The longest of each level, rising.
-        counts: How many requests each level has.
+        rising: The levels of the line.
         limit: The most that one batch may hold.
         most_padded: How large the count of a batch times its longest length may be; a request that
             is longer by itself is alone.
-        setup_s: Seconds of a batch that do not depend on its count.
-        items_s: Seconds of each item in a batch whose longest is of each level.
+        cost: Of batches.
     """
-    twice = 2 * sum(counts)
+    setup_s, items_s = cost.setup_s, cost.item_s_at([length for length, _, _ in rising])
     trifle_s = _TRIFLE * setup_s
     # places are counted from 2n, backward: what a second costs behind one is then its negative
-    end = last = -twice
-    places, least, came_from = [end], [0.0], [0]
+    end = last = begin = -2 * sum([count for _, _, count in rising])
+    places, least, came_from, longest = [end], [0.0], [0], [0]
     first = follow = 0
-    for length, count, item_s, longer_s in zip(lengths, counts, items_s, [*items_s[1:], inf], strict=True):
+    for (length, _, count), item_s, longer_s in zip(rising, items_s, [*items_s[1:], inf], strict=True):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
-        end += count
         near = _TRIFLE * most
+        end += count
         while follow < len(places) and (place := places[follow] + most) < end:  # a full batch ends within these
             if place > last + near:
                 least.append(least[follow] - (setup_s + most * item_s) * places[follow])
                 places.append(place)
                 came_from.append(follow)
+                longest.append(length)
                 last = place
             follow += 1
         if (end - last) * (longer_s - item_s) < trifle_s:
@@ -366,10 +349,11 @@ def partition(
         least.append(best)
         places.append(end)
         came_from.append(first)
+        longest.append(length)
         last = end
     pieces, at = [], len(places) - 1
     while at:
         before = came_from[at]
-        pieces.append((places[before] + twice, places[at] + twice))
+        pieces.append((places[before] - begin, places[at] - begin, longest[at]))
         at = before
     return pieces[::-1]
