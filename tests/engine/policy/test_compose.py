@@ -104,8 +104,8 @@ def test_lengths_that_are_mostly_late_get_a_larger_say() -> None:
     composer = Composer(learned())
     late = Request("late", 1.0)
     late.length = 100
-    queue = waiting(*[(10, 0.0)] * 4, (100, 0.0), due=5.0)
-    assert chosen(queue, 1.0, composer=composer) == [10] * 4
+    queue = waiting(*[(10, 0.0)] * 2, (100, 0.0), due=5.0)
+    assert chosen(queue, 1.0, composer=composer) == [10] * 2
     for _ in range(400):
         composer.answered(late, False)
     assert chosen(queue, 1.0, composer=composer) == [100]

@@ -69,7 +69,7 @@ class ByLength:
             return False
         if len(queue) <= limit or self._policy.most_padded(view) < inf:
             return True
-        return not self._composer.keeps_plain_order(queue.levels[0], limit)
+        return not self._composer.keeps_plain_order(queue, limit)
 
     def decide(self, view: View) -> Decision | None:
         """Return the batch of like lengths that is to go; None where what comes first is."""

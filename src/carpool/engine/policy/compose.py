@@ -1,10 +1,10 @@
 """Batches composed by length: of all that wait, which go together, and which batch goes first.
 
 A model that pads a batch to its longest item wastes what the short ones are padded with. So all who
-wait, by length, are cut into the batches that cost least (`partition`), and of these the
-one goes that has the greatest
+wait, by length, are cut into the batches that cost least (`partition`), and of these the one goes
+that has the greatest
 
-    sum over its requests of  (u^8 / sqrt(A))  divided by its seconds.
+    sum over its requests of u^8, divided by its seconds and by the root of A.
 
 `u` is how much of the time that it can wait a request has used up, or its age where nothing is due.
 It can wait until the last moment at which its batch would be in time:
@@ -14,7 +14,7 @@ It can wait until the last moment at which its batch would be in time:
 As a share of all the time until it is due, `u` of a long one would still be small at that moment,
 since its batch takes long, and batches of short ones would always go before it. Only those count
 that would be in time with this batch, noise included. `A` is the smoothed share of requests of
-about its length that were answered in time, 1 where nothing is due.
+about its longest length that were answered in time, 1 where nothing is due.
 
 The sum of u^p / t is the generalised cµ rule (van Mieghem 1995) for costs of delay that rise as
 u^(p+1): with p = 0 it is Smith's rule, which serves the cheapest batch and starves the long ones,
@@ -33,8 +33,8 @@ Where more than one batch waits, plain order has the shorter tail if composing s
 costs of both are compared, smoothed, and what comes first goes first unless composing takes at most
 0.85 of the seconds.
 
-**The cut.** All that wait, sorted by length, are cut into the batches that cost least. A batch is a
-piece [i, j) of the line. The line of n is cut so that
+**The cut.** A batch is a piece [i, j) of the line of all n that wait, sorted by length. The line is
+cut so that
 
     the sum over the batches of  t(j - i, L)·(2n - i)
 
@@ -45,11 +45,9 @@ optimal bucketing, solved by dynamic programming.
 
 Few places need to be looked at. Where t is linear in n, to part two requests of one level of
 lengths saves no seconds unless the batch is full, so a cut is at the end of a level or full batches
-behind such a place.
-As the line goes on, the best beginning of a last batch never moves back. And where there are many
-levels, the end of one is left out if it would cost the few requests since the place before next to
-nothing to be padded to the length of the next level, and so is the end of a full batch that is just
-behind another place.
+behind such a place. As the line goes on, the best beginning of a last batch never moves back. And
+places are left out that bring next to nothing: an end if those before it could be padded to the
+next length for little, and the end of a full batch just behind another place.
 
 **Who would be late.** Where other batches wait, a request that would be late with its batch is left
 out, since the seconds of the batch are dear and it would be late behind it, too. (Nothing is gained
@@ -67,10 +65,10 @@ from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.cost import EVERY
+from carpool.engine.policy.cost import EVERY, KEEP
 
 if TYPE_CHECKING:
-    from carpool.engine.policy.base import LevelsView
+    from carpool.engine.policy.base import LevelsView, QueueView
     from carpool.engine.policy.length_cost import LengthCost
     from carpool.engine.request import Request
 
@@ -83,14 +81,10 @@ for about as long counts differently."""
 _WORTH = 0.85
 """Share of plain order's seconds up to which composing is worth it. At half, plain order is kept
 until composing saves more than half; at twice, it never is."""
-_ANSWERED = 0.02
-"""Weight of an answer in a share of answers in time, and the least share. With half of it, lengths
-that are mostly late get their larger say after twice as many answers; with twice as much, chance
-gives it."""
 _PATIENT_S = 30.0
 """Nothing has more time than this: what is due much later must not wait for ever. With half as
 much, what has no due time gains on what is due soon; with twice as much, it waits longer."""
-_TRIFLE = 0.08
+_TRIFLE = 0.06
 """Of a call's setup, which it may cost those before an end to be padded further, and of a batch, by
 which a full one may end behind another place: such places are left out. With half as much,
 decisions look at more places; with twice as much, more is padded."""
@@ -142,7 +136,7 @@ class Composer:
         at = _class_of(request.length)
         share = self._in_time.get(at, 1.0)
         if share < 1.0 or not is_in_time:
-            self._in_time[at] = share + _ANSWERED * (is_in_time - share)
+            self._in_time[at] = share + (1.0 - KEEP) * (is_in_time - share)
 
     def choose(
         self,
@@ -205,7 +199,7 @@ class Composer:
             used_up = [(since - r.admitted) / _can_wait_s(r.due - r.admitted, surely_s) for r in requests]
             worth = sum([share**_POWER for share in used_up])
         if self._in_time:  # those seldom in time have a larger say
-            worth /= sqrt(max(_ANSWERED, self._in_time.get(_class_of(longest), 1.0)))
+            worth /= sqrt(max(1.0 - KEEP, self._in_time.get(_class_of(longest), 1.0)))
         return worth / seconds
 
     def without_late(self, now: float, choice: ChosenGroup) -> ChosenGroup:
@@ -263,20 +257,20 @@ class Composer:
         beyond_s = max(0.0, choice.seconds - items_s)
         return lambda more: beyond_s * (1.0 - sqrt(waiting / (waiting + more)))
 
-    def keeps_plain_order(self, levels: LevelsView, limit: int) -> bool:
+    def keeps_plain_order(self, queue: QueueView, limit: int) -> bool:
         """Report whether what comes first should go first, as composing would save too little.
 
         Args:
-            levels: What waits, which is more than one batch.
+            queue: What waits, which is more than one batch and of one key.
             limit: The most that a batch may hold.
         """
         cost = self._cost
         if not 0 <= cost.samples - self._looked_at < min(self._looks, EVERY):
             self._looked_at = cost.samples
             self._looks += 1
-            pieces = partition(levels.rising(), limit, inf, cost)
+            pieces = partition(queue.levels[0].rising(), limit, inf, cost)
             composed_s = sum([cost.seconds(end - begin, longest) for begin, end, longest in pieces])
-            lengths = [request.length for request in sorted(in_line(levels), key=_admitted)]
+            lengths = [request.length for request in queue.peek(pieces[-1][1])]
             plain = [lengths[begin : begin + limit] for begin in range(0, len(lengths), limit)]
             ratio = composed_s / sum([cost.seconds(len(batch), max(batch)) for batch in plain])
             self.ratio += (ratio - self.ratio) / min(self._looks, 3)
@@ -324,7 +318,7 @@ def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) 
     first = follow = 0
     for (length, _, count), item_s, longer_s in zip(rising, items_s, [*items_s[1:], inf], strict=True):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
-        near = _TRIFLE * most
+        near = 2.0 * _TRIFLE * most
         end += count
         while follow < len(places) and (place := places[follow] + most) < end:  # a full batch ends within these
             if place > last + near:

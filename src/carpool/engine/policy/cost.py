@@ -146,14 +146,13 @@ class LeastSquares:
 
     Args:
         first: The weights of the parts of the very first sample, as shares of its seconds.
-        keep: What a sample still counts for once the next one has come.
 
     Attributes:
         weights: Seconds of one of each part.
     """
 
-    def __init__(self, first: Sequence[float], keep: float) -> None:
-        self._first, self._keep = first, keep
+    def __init__(self, first: Sequence[float]) -> None:
+        self._first = first
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
         self._sums = [0.0] * len(first)
@@ -169,7 +168,7 @@ class LeastSquares:
             self.weights = [
                 share * seconds / part if part else 0.0 for share, part in zip(self._first, parts, strict=True)
             ]
-        keep = self._keep
+        keep = _KEEP
         self._samples = keep * self._samples + 1.0
         for i, part in enumerate(parts):
             row, scaled = self._products[i], part / usual**2
@@ -412,7 +411,7 @@ class CostModel(CostLevel):
     def forget(self) -> None:
         super().forget()
         entries = len(self.sizes)
-        self._line = LeastSquares((0.85, 0.15), _KEEP)
+        self._line = LeastSquares((0.85, 0.15))
         self._mean = [0.0] * entries  # relative seconds measured at each size
         self._known = [0.0] * entries  # by how many batches, when the last one was learned from
         self._known_at = [(0, 0.0)] * entries  # when that was, in batches of any size, and at which level

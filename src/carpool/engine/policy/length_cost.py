@@ -4,12 +4,8 @@
 
 A model pads its batch to the longest item: `b` is the work for each position, `c` that of attention
 over pairs of them, `e` what each item costs however short it is, and `a` what each call costs. The
-four weights are found by least squares of errors relative to the expected time, with forgetting
-(half of it in 140 batches), from as few samples as there are; a weight that would come out negative
-is left out. The level and the noise are learned as for batches of equal items (`policy/cost.py`).
-
-Sizes and lengths that the model pads up to are looked up first: the cost of a batch is that of the
-shape that is run.
+four weights are found by least squares of relative errors, the level and the noise as for batches
+of equal items (`policy/cost.py`). Sizes and lengths that the model pads up to are looked up first.
 """
 
 from __future__ import annotations
@@ -19,11 +15,6 @@ from collections.abc import Sequence
 from math import inf
 
 from carpool.engine.policy.cost import EVERY, KEEP, LEARNED, NEWS, CostLevel, LeastSquares
-
-_KEEP = 0.995
-"""What a sample still counts for once the next one has come: half of it after 140. At half of that
-time the four weights follow noise more; at twice as much, a change of shape is followed as much
-later."""
 
 
 class LengthCost(CostLevel):
@@ -55,7 +46,7 @@ class LengthCost(CostLevel):
         self.longest = 1
         self.usual_length = 1.0
         self.switch_s = self._excess_s = 0.0  # smoothed, of first batches of another key
-        self._line = LeastSquares((0.25,) * 4, _KEEP)
+        self._line = LeastSquares((0.25,) * 4)
 
     @property
     def setup_s(self) -> float:
