@@ -77,15 +77,11 @@ class ByLength:
             return None
         now, queue, policy, composer, cost = view.now, view.queue, self._policy, self._composer, self.cost
         levels, at = queue.levels, now + view.onward_s
-        hopeless = self._hopeless_alone(at, now, levels)
-        if hopeless:
-            gone = set(hopeless)
-            levels = [each for each in levels if not gone.issuperset(in_line(each))]
-            if not levels:
-                least_s = view.onward_s + cost.seconds(1, min([request.length for request in hopeless]))
-                return policy._hopeless(hopeless, least_s)
-        limit = self._share(view, levels)
+        hopeless, limit = self._hopeless_alone(at, now, levels), self._share(view, levels)
         choice = composer.choose(at, levels, limit, policy.most_padded(view), set(hopeless), view.warm_keys)
+        if not choice.requests:
+            least_s = view.onward_s + cost.seconds(1, min([request.length for request in hopeless]))
+            return policy._hopeless(hopeless, least_s)
         if queue.weighted:
             choice = composer.within(choice, policy.limit)
         if policy.allowed_batch_sizes is not None:

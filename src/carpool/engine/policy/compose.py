@@ -49,12 +49,12 @@ behind such a place. As the line goes on, the best beginning of a last batch nev
 places are left out that bring next to nothing: an end if those before it could be padded to the
 next length for little, and the end of a full batch just behind another place.
 
-**Who would be late.** Where other batches wait, a request that would be late with its batch is left
-out, since the seconds of the batch are dear and it would be late behind it, too. (Nothing is gained
-by smaller batches of the most urgent: they serve fewer, and those left out are mostly the long
-ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for minimizing the number of
-late jobs", 1968, by which the one that takes the longest is given up, here the one that is due
-first, as all of a batch take the same time.
+**Who would be late.** Where more batches of its key wait, a request that would be late with its
+batch is left out, since the seconds of the batch are dear and it would be late behind it, too.
+(Nothing is gained by smaller batches of the most urgent: they serve fewer, and those left out are
+mostly the long ones.) Source: J. M. Moore, "An n job, one machine sequencing algorithm for
+minimizing the number of late jobs", 1968, by which the one that takes the longest is given up, here
+the one that is due first, as all of a batch take the same time.
 """
 
 from __future__ import annotations
@@ -147,34 +147,36 @@ class Composer:
         without: Collection[Request] = (),
         warm_keys: Collection[Hashable] = (),
     ) -> ChosenGroup:
-        """Return the batch that is to go, of all that wait.
+        """Return the batch that is to go, of all that wait; without requests if all are gone.
 
         Args:
             now: The time, and what a request needs after its batch.
             levels: What waits by length, for each key.
             limit: The most that a batch may hold.
             most_padded: How large its count times its longest length may be.
-            without: Requests that are as good as gone; of each key one at least is left.
+            without: Requests that are as good as gone.
             warm_keys: Keys to which no worker needs to switch.
         """
         cost, batches = self._cost, 0
         most, best = -1.0, ChosenGroup((), 1, 0.0, 0)
         for each in levels:
             rising = each.rising()
-            if without:
-                rising = _without(rising, without)
             line = [request for _, of_level, _ in rising for request in of_level]
             pieces = partition(rising, limit, most_padded, cost)
-            batches += len(pieces)
             earliest, switch_s = each.earliest_due, 0.0 if each.key in warm_keys else cost.switch_s
             for begin, end, longest in pieces:
-                group = ChosenGroup(line[begin:end], longest, cost.seconds(end - begin, longest) + switch_s, 1)
+                requests = line[begin:end]
+                if without and not (requests := [request for request in requests if request not in without]):
+                    continue
+                batches += 1
+                group = ChosenGroup(requests, longest, cost.seconds(len(requests), longest) + switch_s, batches)
                 if len(levels) == len(pieces) == 1:
                     return group
                 score = self._score(now, group, each.allowance_s, earliest)
                 if score > most:
-                    most, best = score, group
-        return self.without_late(now, best._replace(batches=batches))
+                    is_late = len(pieces) > 1 and now + group.seconds > earliest
+                    most, best = score, self.without_late(now, group) if is_late else group
+        return best._replace(batches=batches)
 
     def _score(self, now: float, group: ChosenGroup, allowance_s: float, earliest: float) -> float:
         """Return what it is worth to serve a batch now, for each of its seconds.
@@ -185,12 +187,12 @@ class Composer:
             allowance_s: From the arrival of each request to its due time; 0 if that differs.
             earliest: When the first one is due, or one before.
         """
-        requests, longest, seconds, _ = group
-        surely_s = seconds * (1.0 + self._cost.cv)
+        cost, (requests, longest, seconds, _) = self._cost, group
+        surely_s = seconds * (1.0 + cost.cv)
         until = now + surely_s
         if until > earliest:
             requests = [request for request in requests if request.due >= until]
-            seconds += self._cost.seconds(len(requests) or 1, longest) - self._cost.seconds(len(group[0]), longest)
+            seconds += cost.seconds(len(requests) or 1, longest) - cost.seconds(len(group.requests), longest)
         since = now + _JUST_COME_S
         if allowance_s:  # all can wait for as long
             worth = sum([(since - r.admitted) ** _POWER for r in requests])
@@ -293,11 +295,6 @@ def _can_wait_s(allowance_s: float, surely_s: float) -> float:
 def in_line(levels: LevelsView) -> list[Request]:
     """Return all that waits in levels, the shortest first."""
     return [request for _, of_level, _ in levels.rising() for request in of_level]
-
-
-def _without(rising: Rising, gone: Collection[Request]) -> list[tuple[int, Iterable[Request], int]]:
-    left = [(length, [each for each in of_level if each not in gone]) for length, of_level, _ in rising]
-    return [(length, requests, len(requests)) for length, requests in left if requests]
 
 
 def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) -> list[tuple[int, int, int]]:
