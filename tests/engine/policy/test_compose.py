@@ -61,8 +61,8 @@ def chosen(queue: Queue, now: float, limit: int = 32, composer: Composer | None 
 
 def test_long_ones_do_not_go_with_short_ones() -> None:
     """A long text does not pad a crowd of short ones: they are batches of their own."""
-    queue = waiting(*[(10, 0.0)] * 20, (400, 0.0))
-    assert chosen(queue, 1.0) == [10] * 20
+    queue = waiting(*[(10, 0.0)] * 40, (400, 0.0))
+    assert chosen(queue, 1.0) == [10] * 40
 
 
 def test_nearly_equal_lengths_go_together() -> None:
@@ -104,8 +104,8 @@ def test_lengths_that_are_mostly_late_get_a_larger_say() -> None:
     composer = Composer(learned())
     late = Request("late", 1.0)
     late.length = 100
-    queue = waiting(*[(10, 0.0)] * 2, (100, 0.0), due=5.0)
-    assert chosen(queue, 1.0, composer=composer) == [10] * 2
+    queue = waiting(*[(10, 0.0)] * 4, (100, 0.0), due=5.0)
+    assert chosen(queue, 1.0, composer=composer) == [10] * 4
     for _ in range(400):
         composer.answered(late, False)
     assert chosen(queue, 1.0, composer=composer) == [100]

@@ -65,7 +65,7 @@ from math import inf, log2, sqrt
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.engine.policy.cost import EVERY, KEEP
+from carpool.engine.policy.cost import EVERY, SLOW_KEEP
 
 if TYPE_CHECKING:
     from carpool.engine.policy.base import LevelsView, QueueView
@@ -136,7 +136,7 @@ class Composer:
         at = _class_of(request.length)
         share = self._in_time.get(at, 1.0)
         if share < 1.0 or not is_in_time:
-            self._in_time[at] = share + (1.0 - KEEP) * (is_in_time - share)
+            self._in_time[at] = share + (1.0 - SLOW_KEEP) * (is_in_time - share)
 
     def choose(
         self,
@@ -160,16 +160,13 @@ class Composer:
         cost, batches = self._cost, 0
         most, best = -1.0, ChosenGroup((), 1, 0.0, 0)
         for each in levels:
-            rising = each.rising()
+            rising = _without(each.rising(), without) if without else each.rising()
             line = [request for _, of_level, _ in rising for request in of_level]
             pieces = partition(rising, limit, most_padded, cost)
             earliest, switch_s = each.earliest_due, 0.0 if each.key in warm_keys else cost.switch_s
+            batches += len(pieces)
             for begin, end, longest in pieces:
-                requests = line[begin:end]
-                if without and not (requests := [request for request in requests if request not in without]):
-                    continue
-                batches += 1
-                group = ChosenGroup(requests, longest, cost.seconds(len(requests), longest) + switch_s, batches)
+                group = ChosenGroup(line[begin:end], longest, cost.seconds(end - begin, longest) + switch_s, 1)
                 if len(levels) == len(pieces) == 1:
                     return group
                 score = self._score(now, group, each.allowance_s, earliest)
@@ -201,7 +198,7 @@ class Composer:
             used_up = [(since - r.admitted) / _can_wait_s(r.due - r.admitted, surely_s) for r in requests]
             worth = sum([share**_POWER for share in used_up])
         if self._in_time:  # those seldom in time have a larger say
-            worth /= sqrt(max(1.0 - KEEP, self._in_time.get(_class_of(longest), 1.0)))
+            worth /= sqrt(max(1.0 - SLOW_KEEP, self._in_time.get(_class_of(group.requests[-1].length), 1.0)))
         return worth / seconds
 
     def without_late(self, now: float, choice: ChosenGroup) -> ChosenGroup:
@@ -297,6 +294,11 @@ def in_line(levels: LevelsView) -> list[Request]:
     return [request for _, of_level, _ in levels.rising() for request in of_level]
 
 
+def _without(rising: Rising, gone: Collection[Request]) -> Rising:
+    left = [(length, [each for each in of_level if each not in gone]) for length, of_level, _ in rising]
+    return [(length, requests, len(requests)) for length, requests in left if requests]
+
+
 def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) -> list[tuple[int, int, int]]:
     """Return the pieces of the line, each as where it begins and ends, and its longest length.
 
@@ -313,7 +315,7 @@ def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) 
     end = last = begin = -2 * sum([count for _, _, count in rising])
     places, least, came_from, longest = [end], [0.0], [0], [0]
     first = follow = 0
-    for (length, _, count), item_s, longer_s in zip(rising, items_s, [*items_s[1:], inf], strict=True):
+    for (length, _, count), item_s, longer_s in zip(rising, items_s, [*items_s[1:], inf], strict=False):
         most = limit if length * limit <= most_padded else max(1, int(most_padded // length))
         near = 2.0 * _TRIFLE * most
         end += count

@@ -72,9 +72,10 @@ MOST_KNOTS: Final = 64
 """Entries of a table, of which half are those of the smallest sizes; and batches to learn from
 before any is skipped. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make, and learning its share of short batches for twice as long."""
-_KEEP: Final = 0.985
-"""What a batch still counts for in the line once the next one has come: half of it after 46. At
-half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""
+SLOW_KEEP: Final = 0.985
+"""What a batch still counts for in the line once the next one has come, half of it after 46, and an
+answer in the share of answers in time. At half of that time, noise is in the slope; at twice as
+much, a knee that has moved stays in it, and lengths that are mostly late gain as much later."""
 _PULL: Final = 1e-4
 """Batches that the former weights of a line count for, so that parts that nothing tells apart share
 what they cost. With half or twice as many nothing changes; with five hundred times as many, long
@@ -168,7 +169,7 @@ class LeastSquares:
             self.weights = [
                 share * seconds / part if part else 0.0 for share, part in zip(self._first, parts, strict=True)
             ]
-        keep = _KEEP
+        keep = SLOW_KEEP
         self._samples = keep * self._samples + 1.0
         for i, part in enumerate(parts):
             row, scaled = self._products[i], part / usual**2
@@ -513,8 +514,8 @@ class CostModel(CostLevel):
         self.largest = max(self.largest, n)
         if self.samples > LEARNED:
             usual = self._worker_s(n)
-            self._measured = _KEEP * self._measured + seconds
-            self._expected = _KEEP * self._expected + usual
+            self._measured = SLOW_KEEP * self._measured + seconds
+            self._expected = SLOW_KEEP * self._expected + usual
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
