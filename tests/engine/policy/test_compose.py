@@ -61,8 +61,8 @@ def chosen(queue: Queue, now: float, limit: int = 32, composer: Composer | None 
 
 def test_long_ones_do_not_go_with_short_ones() -> None:
     """A long text does not pad a crowd of short ones: they are batches of their own."""
-    queue = waiting(*[(10, 0.0)] * 40, (400, 0.0))
-    assert chosen(queue, 1.0) == [10] * 40
+    queue = waiting(*[(10, 0.0)] * 20, (400, 0.0))
+    assert chosen(queue, 1.0) == [10] * 20
 
 
 def test_nearly_equal_lengths_go_together() -> None:
