@@ -291,18 +291,6 @@ class Adaptive(AdaptiveLearning):
         if left.weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
             left.drop([request for request in left.requests if request.due - at < cost.seconds(request.size)])
 
-    def _hopeless(self, late: list[Request], least_s: float) -> Decision:
-        """Refuse all that may go next, as none of them can be in time.
-
-        If not even a new request could be, which needs `least_s`, one goes all the same: the cost
-        may have been mislearned.
-        """
-        last = max(late, key=lambda request: request.due)
-        if last.due - last.arrived >= least_s:
-            return Decision(drop=late)
-        late.remove(last)
-        return Decision(drop=late, take=1, reason="probe")
-
     def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int, load: float) -> int:
         """Return how much of a backlog is worth keeping: see rule 3 above."""
         rate, batch_s = workers * self._sizes.rate, self.cost.seconds(most)

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
-from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
+from carpool.engine.policy.base import Decision, DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside, Round
 from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
 from carpool.engine.policy.length_cost import LengthCost
@@ -256,6 +256,18 @@ class AdaptiveLearning(Policy):
         until = self._at_latest(view.queue, until)
         most = min(waiting + int(gather.expected * self._unit), self.limit)
         return until if view.now < until and slack_s > until - view.now + usual_s * most * cost.margin else None
+
+    def _hopeless(self, late: list[Request], least_s: float) -> Decision:
+        """Refuse all that may go next, as none of them can be in time.
+
+        If not even a new request could be, which needs `least_s`, one goes all the same: the cost
+        may have been mislearned.
+        """
+        last = max(late, key=lambda request: request.due)
+        if last.due - last.arrived >= least_s:
+            return Decision(drop=late)
+        late.remove(last)
+        return Decision(drop=late, take=1, reason="probe")
 
     def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""

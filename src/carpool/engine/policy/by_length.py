@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import Decision, DoneBatch, LevelsView, View
 from carpool.engine.policy.compose import ChosenGroup, Composer, in_line
 from carpool.engine.policy.cost import LEARNED
 from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.policy.size import share_of
 from carpool.engine.request import Request
-
-if TYPE_CHECKING:
-    from carpool.engine.policy.adaptive import Adaptive
 
 
 class ByLength:
@@ -27,7 +25,7 @@ class ByLength:
         cost: Of batches, by their count and longest length.
     """
 
-    def __init__(self, policy: Adaptive) -> None:
+    def __init__(self, policy: AdaptiveLearning) -> None:
         self._policy = policy
         self.cost = LengthCost(policy.allowed_batch_sizes, policy.allowed_lengths)
         self._composer = Composer(self.cost)
