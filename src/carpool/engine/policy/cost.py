@@ -73,9 +73,10 @@ MOST_KNOTS: Final = 64
 before any is skipped. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make, and learning its share of short batches for twice as long."""
 SLOW_KEEP: Final = 0.985
-"""What a batch still counts for in the line once the next one has come, half of it after 46, and an
-answer in the share of answers in time. At half of that time, noise is in the slope; at twice as
-much, a knee that has moved stays in it, and lengths that are mostly late gain as much later."""
+"""What a batch still counts for in a line once the next one has come, half of it after 46 (92 for
+four weights), and an answer in the share of answers in time. At half of that time, noise is in the
+slope; at twice as much, a knee that has moved stays in it, and lengths that are mostly late gain as
+much later."""
 _PULL: Final = 1e-4
 """Batches that the former weights of a line count for, so that parts that nothing tells apart share
 what they cost. With half or twice as many nothing changes; with five hundred times as many, long
@@ -154,6 +155,7 @@ class LeastSquares:
 
     def __init__(self, first: Sequence[float]) -> None:
         self._first = first
+        self._keep = SLOW_KEEP ** (2 / len(first))  # more weights need as many more samples
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
         self._sums = [0.0] * len(first)
@@ -169,7 +171,7 @@ class LeastSquares:
             self.weights = [
                 share * seconds / part if part else 0.0 for share, part in zip(self._first, parts, strict=True)
             ]
-        keep = SLOW_KEEP
+        keep = self._keep
         self._samples = keep * self._samples + 1.0
         for i, part in enumerate(parts):
             row, scaled = self._products[i], part / usual**2
