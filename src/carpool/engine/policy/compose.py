@@ -310,7 +310,7 @@ def partition(rising: Rising, limit: int, most_padded: float, cost: LengthCost) 
         cost: Of batches.
     """
     setup_s, items_s = cost.setup_s, cost.item_s_at([length for length, _, _ in rising])
-    trifle_s = _TRIFLE * setup_s
+    trifle_s = _TRIFLE * setup_s if rising and rising[-1][0] * limit <= most_padded else 0.0
     # places are counted from 2n, backward: what a second costs behind one is then its negative
     end = last = begin = -2 * sum([count for _, _, count in rising])
     places, least, came_from, longest = [end], [0.0], [0], [0]
