@@ -86,7 +86,7 @@ _PATIENT_S = 30.0
 """Nothing has more time than this: what is due much later must not wait for ever. With half as
 much, what has no due time gains on what is due soon; with twice as much, it waits longer."""
 _TRIFLE = 0.06
-"""Of a call's setup, which it may cost those before an end to be padded further; and half of how far
+"""Of a call's setup, which it may cost those before an end to be padded further; half of how far
 behind another place, as a share of a batch, a full one ends: such places are left out. With half as
 much, decisions take 14 to 25 % more steps; with twice as much, lines are cut 0.4 % worse."""
 
