@@ -30,7 +30,7 @@ NO_CODE: Final = {
 BARS: Final = re.compile(r"[|:-]+")
 BUDGET: Final = {
     "files": 272,
-    "lines of code": 45_760,
+    "lines of code": 45_741,
     "bases with a single subclass": 18,
     "protocol classes": 51,
     "words of the glossary": 50,

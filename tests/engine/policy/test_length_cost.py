@@ -43,19 +43,6 @@ def test_a_curve_is_learned_from_few_samples(name: str) -> None:
     assert worst(learned(CURVES[name], 400, noise=0.2), CURVES[name]) < 1.25
 
 
-@pytest.mark.parametrize(("allowed_batch_sizes", "allowed_lengths"), [(None, None), ([1, 4, 16], [32, 128])])
-def test_the_seconds_of_several_batches_are_those_of_each(
-    allowed_batch_sizes: list[int] | None, allowed_lengths: list[int] | None
-) -> None:
-    """What several batches take is told at once as it is one by one, padded up or not."""
-    cost = LengthCost(allowed_batch_sizes, allowed_lengths)
-    shapes = [(1, 20), (3, 30), (4, 100), (9, 64), (16, 500)]
-    for n, length in shapes:
-        cost.add(n, length, 1e-3 + 1e-4 * n * length)
-    counts, lengths = zip(*shapes, strict=True)
-    assert cost.seconds_of(counts, lengths) == [cost.seconds(n, length) for n, length in shapes]
-
-
 def test_no_part_of_a_cost_is_negative() -> None:
     """More items and longer ones never cost less, whatever was measured."""
     dice = random.Random(3)
@@ -100,15 +87,15 @@ def test_shapes_that_the_model_pads_to_cost_the_same() -> None:
 
 
 @pytest.mark.parametrize("allowed_lengths", [None, [16, 64, 256]])
-def test_the_seconds_of_items_are_their_sum(allowed_lengths: list[int] | None) -> None:
-    """The seconds of several items are the sum of what each of them takes."""
+def test_a_batch_takes_its_setup_and_the_seconds_of_its_items(allowed_lengths: list[int] | None) -> None:
+    """What a batch takes is the setup and what each item takes at its length, padded up or not."""
     cost = LengthCost(None, allowed_lengths)
     for n in (1, 4, 16, 32):
         for length in (5, 20, 100, 250):
             cost.add(n, length, 2e-3 + 20e-6 * n * length + 1e-7 * n * length * length)
     lengths = [3, 17, 80, 200]
-    assert cost.item_s_at(lengths) == pytest.approx([cost.item_s(length) for length in lengths])
-    assert cost.items_s(lengths) == pytest.approx(sum(cost.item_s(length) for length in lengths))
+    found = [cost.setup_s + 7 * item_s for item_s in cost.item_s_at(lengths)]
+    assert found == pytest.approx([cost.seconds(7, length) for length in lengths])
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -123,5 +110,5 @@ def test_what_a_warm_up_has_found_stays_right_beside_noisy_batches(seed: int) ->
     for _ in range(400):
         n, length = dice.choice([(32, 10), (32, 12), (30, 14), (24, 200), (28, 220)])
         cost.add(n, length, (2e-3 + 20e-6 * n * length) * dice.lognormvariate(-0.02, 0.2))
-        calls.append(cost.setup_s / cost.item_s(100))
+        calls.append(cost.setup_s / cost.item_s_at([100])[0])
     assert fmean(calls) < 1.08 * 2e-3 / (20e-6 * 100)

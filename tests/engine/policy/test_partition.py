@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.engine.policy.compose import partition
+from carpool.engine.policy.length_cost import LengthCost
 from tests.support.properties import PROPERTY
 
 
@@ -31,8 +32,10 @@ class Cost(NamedTuple):
 
 def cut(levels: Sequence[tuple[int, int]], limit: int, most_padded: float, cost: Cost) -> list[tuple[int, int]]:
     """The pieces of a line of levels, each of which has a length and how many requests have it."""
-    lengths, counts = [length for length, _ in levels], [count for _, count in levels]
-    return partition(lengths, counts, limit, most_padded, cost.setup_s, cost.item_s_at(lengths))
+    pieces = partition([(length, (), count) for length, count in levels], limit, most_padded, cast(LengthCost, cost))
+    lengths = [length for length, count in levels for _ in range(count)]
+    assert all(longest >= lengths[end - 1] for _, end, longest in pieces)
+    return [(begin, end) for begin, end, _ in pieces]
 
 
 def value(pieces: list[tuple[int, int]], lengths: list[int], cost: Cost) -> float:

@@ -51,7 +51,7 @@ from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
 from carpool.engine.policy.by_length import ByLength
 from carpool.engine.policy.cost import LEARNED, SURE, CostModel
-from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.request import Request
 
 _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
@@ -92,9 +92,9 @@ class Adaptive(AdaptiveLearning):
             self._by_length.learn(now, done)
         super().learn(now, done)
 
-    def _usual_cost(self) -> CostModel | CostAtLength:
+    def _usual_cost(self) -> CostModel | LengthCost:
         lengths = self._by_length.cost if self._by_length is not None else None
-        return lengths.usual(self.limit) if lengths is not None and lengths.longest_varies else self.cost
+        return self.cost if lengths is None or lengths.usual_length == lengths.longest else lengths
 
     def explain(self, now: float) -> dict[str, Any]:
         found = super().explain(now)
@@ -197,7 +197,7 @@ class Adaptive(AdaptiveLearning):
         at = now + view.onward_s  # an answer takes this much longer than its batch
         self._drop_hopeless(left, at, sizes.most_of(left.size), queue.weighted)
         if not left.size:
-            return self._hopeless(left, at - now + cost.seconds(1))
+            return self._hopeless(left.dropped, at - now + cost.seconds(1))
         load, most = self._load(now, workers), sizes.most_of(left.size)
         if load < 1.0:
             self._overloaded_since = None
@@ -244,18 +244,6 @@ class Adaptive(AdaptiveLearning):
         left.drop_due_before(at + cost.seconds(1))
         if weighted and left.due - at < cost.seconds(min(left.size, most)) * cost.margin:
             left.drop([request for request in left.requests if request.due - at < cost.seconds(request.size)])
-
-    def _hopeless(self, left: Candidates, least_s: float) -> Decision:
-        """Refuse all, as none of them can be in time.
-
-        If not even a new request could be, one goes all the same: the cost may have been
-        mislearned.
-        """
-        last = max(left.dropped, key=lambda request: request.due)
-        if last.due - last.arrived >= least_s:
-            return Decision(drop=left.dropped)
-        left.dropped.remove(last)
-        return Decision(drop=left.dropped, take=1, reason="probe")
 
     def _worth_keeping(self, now: float, at: float, left: Candidates, most: int, workers: int) -> int:
         """Return how much of a backlog is worth keeping in an overload: see rule 3 above."""

@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, Literal
 
-from carpool.engine.policy.base import DoneBatch, Policy, QueueView, View
+from carpool.engine.policy.base import Decision, DoneBatch, Policy, QueueView, View
 from carpool.engine.policy.clients import Arrivals, Gather, Inside
 from carpool.engine.policy.cost import MOST_KNOTS, SURE, CostModel
-from carpool.engine.policy.length_cost import CostAtLength
+from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.policy.size import Sizes
 from carpool.engine.request import Request
 
@@ -143,7 +143,7 @@ class AdaptiveLearning(Policy):
                 sizes.learn_part(self.inside.clients * self._unit, self._unit, workers)
         if not self._was_trifle:
             usual = self._usual_cost()
-            most = sizes.most if usual is cost else usual.limit
+            most = sizes.most if usual is cost else self.limit
             self.gather.learn(now, self._inside(done), workers, size / done.n, usual, most)
 
     def _worth_skipping(self, size: int, busy_s: float) -> int:
@@ -164,7 +164,7 @@ class AdaptiveLearning(Policy):
         """Seconds that a request still needs behind this stage, see `View`."""
         return 0.0 if self._view is None else self._view.onward_s
 
-    def _usual_cost(self) -> CostModel | CostAtLength:
+    def _usual_cost(self) -> CostModel | LengthCost:
         return self.cost
 
     # -- what it has come to
@@ -198,6 +198,18 @@ class AdaptiveLearning(Policy):
             return None
         until = self._at_latest(view.queue, until)
         return until if view.now < until and slack_s > until - view.now + seconds * self.cost.margin else None
+
+    def _hopeless(self, late: list[Request], least_s: float) -> Decision:
+        """Refuse all that may go next, as none of them can be in time.
+
+        If not even a new request could be, which needs `least_s`, one goes all the same: the cost
+        may have been mislearned.
+        """
+        last = max(late, key=lambda request: request.due)
+        if last.due - last.arrived >= least_s:
+            return Decision(drop=late)
+        late.remove(last)
+        return Decision(drop=late, take=1, reason="probe")
 
     def _at_latest(self, queue: QueueView, until: float) -> float:
         """Return until when to wait, if it is no longer than the user allows."""

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 from carpool.engine.policy.cost import GAIN, KEEP, SURE, CostModel
 
 if TYPE_CHECKING:
-    from carpool.engine.policy.length_cost import CostAtLength
+    from carpool.engine.policy.length_cost import LengthCost
 
 _FEW, _MANY = 256, 1024
 """Arrivals that a rate is measured by. With an eighth of the former, penalised means are 0.6 %
@@ -146,7 +146,7 @@ class Gather:
         self.served = 0
 
     def learn(
-        self, now: float, inside: int, workers: int, unit: float, cost: CostModel | CostAtLength, most: float
+        self, now: float, inside: int, workers: int, unit: float, cost: CostModel | LengthCost, most: float
     ) -> None:
         """Learn who came between two batches, and choose the window anew.
 
@@ -185,7 +185,7 @@ class Gather:
             if returned > others * share:
                 yield share * self._longest_s, min(1.0, returned / self._answered)
 
-    def _choose_window(self, groups: int, unit: float, cost: CostModel | CostAtLength, limit: float) -> None:
+    def _choose_window(self, groups: int, unit: float, cost: CostModel | LengthCost, limit: float) -> None:
         """Choose the window with the best throughput; 0 if waiting does not promise enough."""
         half = min(limit, max(1.0, self.clients / groups))
         # groups that a needless wait has made uneven stay so

@@ -72,9 +72,11 @@ MOST_KNOTS: Final = 64
 """Entries of a table, of which half are those of the smallest sizes; and batches to learn from
 before any is skipped. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make, and learning its share of short batches for twice as long."""
-_KEEP: Final = 0.985
-"""What a batch still counts for in the line once the next one has come: half of it after 46. At
-half of that time, noise is in the slope; at twice as much, a knee that has moved stays in it."""
+SLOW_KEEP: Final = 0.985
+"""What a batch still counts for in a line once the next one has come, half of it after 46 (92 for
+four weights), and an answer in the share of answers in time. At half of that time, noise is in the
+slope; at twice as much, a knee that has moved stays in it, and lengths that are mostly late gain as
+much later."""
 _PULL: Final = 1e-4
 """Batches that the former weights of a line count for, so that parts that nothing tells apart share
 what they cost. With half or twice as many nothing changes; with five hundred times as many, long
@@ -149,14 +151,14 @@ class LeastSquares:
 
     Args:
         first: The weights of the parts of the very first sample, as shares of its seconds.
-        keep: What a sample still counts for once the next one has come.
 
     Attributes:
         weights: Seconds of one of each part.
     """
 
-    def __init__(self, first: Sequence[float], keep: float) -> None:
-        self._first, self._keep = first, keep
+    def __init__(self, first: Sequence[float]) -> None:
+        self._first = first
+        self._keep = SLOW_KEEP ** (2 / len(first))  # more weights need as many more samples
         self.weights = [0.0] * len(first)
         self._products = [[0.0] * len(first) for _ in first]
         self._sums = [0.0] * len(first)
@@ -435,7 +437,7 @@ class CostModel(CostLevel):
     def forget(self) -> None:
         super().forget()
         entries = len(self.sizes)
-        self._line = LeastSquares((0.85, 0.15), _KEEP)
+        self._line = LeastSquares((0.85, 0.15))
         self._measured = dict[int, _Measured]()  # by the index of the size
         self._changes = 0  # of single sizes, against what had been measured
         self._log_level = 0.0
@@ -536,8 +538,8 @@ class CostModel(CostLevel):
         self.largest = max(self.largest, n)
         if self.samples > LEARNED:
             usual = self._worker_s(n)
-            self._took_s = _KEEP * self._took_s + seconds
-            self._expected_s = _KEEP * self._expected_s + usual
+            self._took_s = SLOW_KEEP * self._took_s + seconds
+            self._expected_s = SLOW_KEEP * self._expected_s + usual
             believed = self._believed(seconds, usual, min(1.0, count / 3.0))
             if believed is None:
                 return
