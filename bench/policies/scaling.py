@@ -3,8 +3,12 @@
 A batch of n takes 80 ms + 2.5 ms for each, the SLO is 600 ms, a worker takes 10 s to start, and
 there are at most 8. All rules meet the same requests, and go down when they have wanted fewer
 workers for 20 s. The day has 30 requests a second at night, 930 at noon and a burst of 300 more for
-15 s; the other traffics are in `TRAFFIC`. Beside the defaults of others are their best settings in
-hindsight: of a grid those with the fewest worker-seconds that answer as many in time as carpool.
+15 s; the other traffics are in `TRAFFIC`, three of them with half of the SLO. Beside the defaults
+of others are their best settings in hindsight: of a grid those with the fewest worker-seconds that
+answer as many in time as carpool. "Symphony's target sizes" are the workers for which
+`carpool.simulate.contestants.symphony` plans at the true rate of the last five seconds, which is
+multiplied by a factor, and with the true cost.
+
 With --fast all that is ten times as fast, and takes ten times as long to simulate.
 
     python -m bench.policies.scaling --docs         the tables and the picture, into docs/
@@ -16,8 +20,9 @@ from __future__ import annotations
 import multiprocessing
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from bench.policies.runs import add_jobs, bar, prepare
 from bench.tools import options
@@ -25,12 +30,15 @@ from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit, table
 from carpool.simulate import Report, compare
 from carpool.simulate.arrivals import arrivals_of
+from carpool.simulate.contestants.symphony import workers_for
+from carpool.simulate.costs import cost_of
 from carpool.simulate.servers import Servers
 from carpool.simulate.traffic import Traffic, arrivals_per_second
 
 DURATION_S = 240.0
 DAY = "day"
-TRAFFIC = {
+SLO_S, TIGHT_SLO_S = 0.6, 0.3
+ARRIVALS = {
     DAY: "sine:rate=480,swing=450,phase=0.75+flash:rate=0,peak_rate=300,between=0.625/0.6875",
     "bursts": "mmpp:rates=150/900,mean_dwell=30s/15s",
     "ramps": "sine:rate=480,swing=450,period=60s,phase=0.75",
@@ -40,13 +48,18 @@ TRAFFIC = {
 """Beside the day there are bursts of 15 s on average, of six times the rate between them; a rate
 from 30 to 930 and back in each minute; one from 30 to 930 in four minutes; and one that rises and
 falls in steps."""
+TRAFFIC = {name: (arrivals, SLO_S) for name, arrivals in ARRIVALS.items()} | {
+    f"tight-{name}": (ARRIVALS[name], TIGHT_SLO_S) for name in (DAY, "bursts", "ramps")
+}
+"""What comes, and the SLO."""
 
-COST, SLO_S = "affine:a=80ms,b=2.5ms", 0.6
-FAST_COST, FAST_SLO_S = "affine:a=8ms,b=0.25ms", 0.06
+COST, FAST_COST = "affine:a=80ms,b=2.5ms", "affine:a=8ms,b=0.25ms"
+FASTER = 10
 LIMIT = 64
 MOST = 8
 RANGE = f"1-{MOST}"
 OURS = ("load", RANGE)
+SYMPHONY = "symphony:"
 RULES = {
     "what the load needs (carpool)": OURS,
     "requests inside / 2 (Ray Serve's default)": ("ongoing:2", RANGE),
@@ -55,9 +68,12 @@ RULES = {
     "always 4": ("load", "4"),
     "always 8": ("load", "8"),
 }
+BESIDE = dict(list(RULES.items())[:2]) | {"Symphony's target sizes": (f"{SYMPHONY}1", RANGE)}
+"""Those whose defaults are shown in each traffic."""
 GRIDS = {
     "requests inside / {}": [(f"ongoing:{n}", RANGE) for n in (8, 16, 32, 64, 128)],
     "busy share / {}": [(f"busy:{share}", RANGE) for share in (0.5, 0.7, 0.8, 0.9)],
+    "Symphony's target sizes × {}": [(f"{SYMPHONY}{factor:g}", RANGE) for factor in (1.1, 1.25, 1.4, 1.5, 1.6, 1.8)],
     "always {}": [("load", str(n)) for n in range(2, MOST + 1)],
 }
 """The settings of which the best one in hindsight is shown, by their families."""
@@ -88,7 +104,7 @@ def main() -> int:
     parser.add_argument("--docs", action="store_true", help="write tables and picture into docs/")
     add_jobs(parser)
     given = parser.parse_args()
-    rules = list(dict.fromkeys([*RULES.values(), *[rule for grid in GRIDS.values() for rule in grid]]))
+    rules = list(dict.fromkeys(chain(RULES.values(), BESIDE.values(), *GRIDS.values())))
     tasks = [Task(given.policy, traffic, rule, given.seeds, given.fast) for traffic in given.traffic for rule in rules]
     reports = dict(run_all(tasks, given.jobs))
     seeds = f"{given.seeds} seed{'s' * (given.seeds > 1)}"
@@ -103,7 +119,7 @@ def main() -> int:
         from carpool.simulate.plot import draw_workers  # matplotlib, for which the tables do not wait
 
         shown = {name: report for name, report in of_day.items() if report.workers_over_time}
-        traffic = Traffic(arrivals_of(TRAFFIC[DAY]), Servers.of(COST, LIMIT, MOST), duration_s=DURATION_S)
+        traffic = Traffic(arrivals_of(ARRIVALS[DAY]), Servers.of(COST, LIMIT, MOST), duration_s=DURATION_S)
         draw_workers(DOCS / "scaling.svg", shown, arrivals_per_second(traffic))
     return 0
 
@@ -119,10 +135,11 @@ def run_all(tasks: Sequence[Task], jobs: int) -> Iterable[tuple[tuple[str, Rule]
 
 def run(task: Task, duration_s: float = DURATION_S) -> Report:
     """Return the mean of some runs under one rule."""
-    arrivals, cost, slo_s = TRAFFIC[task.traffic], COST, SLO_S
+    (arrivals, slo_s), cost = TRAFFIC[task.traffic], COST
     if task.is_fast:
-        arrivals, cost, slo_s = tenfold(arrivals), FAST_COST, FAST_SLO_S
-    scaling, workers = task.rule
+        arrivals, slo_s, cost = tenfold(arrivals), slo_s / FASTER, FAST_COST
+    rule, workers = task.rule
+    scaling = by_symphony(float(rule.removeprefix(SYMPHONY)), slo_s, cost) if rule.startswith(SYMPHONY) else rule
     settings = {"slo_s": slo_s, "max_batch_size": LIMIT, "duration_s": duration_s, "start_s": 10.0}
     (report,) = compare(
         [task.policy], arrivals, cost, seeds=task.seeds, jobs=1, scaling=scaling, workers=workers, **settings
@@ -130,12 +147,18 @@ def run(task: Task, duration_s: float = DURATION_S) -> Report:
     return report
 
 
+def by_symphony(factor: float, slo_s: float, cost: str) -> Callable[[float], float]:
+    """The workers that Symphony plans with at a rate, with the true cost."""
+    cost_s = cost_of(cost)
+    return lambda rate: workers_for(factor * rate, LIMIT, slo_s, cost_s)
+
+
 def tenfold(arrivals: str) -> str:
     """The same traffic with ten times the requests."""
     number = r"\d+(?:\.\d+)?"
 
     def times_ten(found: re.Match[str]) -> str:
-        return found[1] + "/".join(f"{10 * float(rate):g}" for rate in found[2].split("/"))
+        return found[1] + "/".join(f"{FASTER * float(rate):g}" for rate in found[2].split("/"))
 
     return re.sub(rf"\b((?:rate|rates|swing|peak_rate)=)({number}(?:/{number})*)", times_ten, arrivals)
 
@@ -152,7 +175,7 @@ def traffic_table(traffics: Sequence[str], reports: Mapping[tuple[str, Rule], Re
     rows = []
     for traffic in traffics:
         ours = reports[traffic, OURS]
-        shown = {name: RULES[name] for name in list(RULES)[:2]}
+        shown = dict(BESIDE)
         for family, grid in GRIDS.items():
             rule = cheapest(grid, traffic, reports)
             if rule is None:

@@ -10,6 +10,8 @@ import pytest
 
 from carpool.simulate import Report, run
 from carpool.simulate.command import Options, simulate
+from carpool.simulate.contestants.symphony import workers_for
+from carpool.simulate.costs import Affine
 from carpool.simulate.servers import Busy, Load, Ongoing, Servers, WorkerRange, rule_of
 
 DAY = "sine:rate=4800,swing=4500,phase=0.75+flash:rate=0,peak_rate=3000,between=0.625/0.6875"
@@ -18,6 +20,29 @@ DAY = "sine:rate=4800,swing=4500,phase=0.75+flash:rate=0,peak_rate=3000,between=
 
 def day(scaling: str, duration_s: float = 240, workers: str = "1-8") -> Report:
     return run("adaptive", DAY, workers=workers, start_s=10, scaling=scaling, duration_s=duration_s, slo_s=0.06, seed=1)
+
+
+def test_a_function_can_be_the_rule() -> None:
+    """A function gets the rate of the last seconds, and returns how many workers there should be."""
+    rates: list[float] = []
+
+    def rule(rate: float) -> float:
+        rates.append(rate)
+        return rate / 160
+
+    report = run("adaptive", "poisson:rate=300", workers="1-4", scaling=rule, duration_s=10, seed=1, **SLOW)
+
+    assert rates[-1] == pytest.approx(300, rel=0.1)
+    assert set(report.workers_over_time.values()) == {1, 2}
+
+
+def test_symphony_plans_with_batches_in_turn() -> None:
+    """Its number of workers is the least of which batches in turn carry the rate, each within the SLO."""
+    cost_s = Affine(0.08, 0.0025)
+    planned = [workers_for(rate, 64, 0.301, cost_s) for rate in (0, 186, 188, 479, 481, 1000)]
+
+    # of one worker batches of 28 in 150 ms, of two of 48 in 200 ms, of three of 58 in 225 ms, of more 64 in 240 ms
+    assert planned == [1, 1, 2, 2, 3, 4]
 
 
 @pytest.mark.slow
