@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import neighbours, scaling, scenarios, sets
+from bench.policies import ablation, neighbours, scaling, scenarios, sets
 from bench.policies import runs as policy_runs
 from bench.policies.coordinator import HEADER, Seen, cells, fitted, simulated
 from bench.policies.coordinator import Case as RealCase
 from bench.policies.runs import Case, Row, Runs
-from bench.policies.tables import Means, ahead_table, best_of, figures_table, summary_table, workload_table
+from bench.policies.tables import (
+    Means,
+    ahead_table,
+    best_of,
+    figures_table,
+    hindsight_table,
+    summary_table,
+    workload_table,
+)
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
-from carpool.engine.policy import Adaptive
+from carpool.engine.policy import Adaptive, clients, cost
 from carpool.simulate import Affine, Coordinator, Noisy, Report, run
 from carpool.simulate.contestants import CONTESTANTS
 
@@ -255,6 +263,47 @@ def test_a_cell_has_the_busy_share_of_the_coordinator() -> None:
     assert 0.2 < found.coordinator < 0.8
     assert table.splitlines()[-1].endswith(f" / {found.coordinator:.2f} |")
     assert policy_runs.chosen("greedy,contestants") == ["greedy", *CONTESTANTS]
+
+
+@pytest.mark.slow
+def test_each_mechanism_can_be_switched_off() -> None:
+    """The ablation can run workloads without each of the mechanisms, which are all as before afterwards."""
+    plain, keys = [each.shortened(0.02) for each in ablation.own("cv1 padded N16")]
+    before = ablation.simulate((plain, "", 0))
+
+    for part in [*ablation.PARTS, *ablation.FUNCTIONS]:
+        ablation.simulate((keys, part, 0))
+    assert ablation.simulate((plain, "lengths", 0)).goodput < 0.9 * before.goodput
+    assert ablation.simulate((plain, "", 0)) == before
+
+
+def test_each_constant_can_be_changed() -> None:
+    """Each constant of the policy is halved and doubled wherever it is used, and is as before afterwards."""
+    names = ablation.constants()
+
+    assert {"cost.KEEP half", "clients._GRID twice", "adaptive._PATIENCE half"} <= set(names)
+    assert ablation.scaled({"a": (8.0, 0.25)}, 0.5) == {"a": (4.0, 0.125)}
+    assert ablation.scaled(0.95, 2.0) == pytest.approx(0.975)
+    for name in names:
+        with ablation.changed(name):
+            assert ablation.constants() == names
+    with ablation.changed("cost.KEEP half"):
+        assert cost.KEEP == clients.KEEP == pytest.approx(0.9)
+    assert cost.KEEP == clients.KEEP == 0.95
+
+
+def test_ours_is_set_beside_the_best_settings_in_hindsight() -> None:
+    """Each set of workloads and all of them have a line, and those where tuned is furthest ahead come below."""
+    workloads = [Workload(name, {}) for name in "abcd"]
+    ours = [100.0, 103.0, 97.0, 90.0]
+    results = {(w.name, "adaptive"): means(goodput) for w, goodput in zip(workloads, ours, strict=True)}
+    results |= {(w.name, "tuned"): means(100, 0.02) for w in workloads}
+    lines = hindsight_table({"x": workloads[:2], "y": workloads[2:]}, results, shown=2).splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    assert found[2] == ["x", "2", "1.015", "0", "0", "1", "0", "0.500"]
+    assert found[4] == ["all", "4", "0.974", "1", "2", "1", "0", "0.500"]
+    assert found[-2:] == [["d", "0.900", "0.500"], ["c", "0.970", "0.500"]]
 
 
 def in_time(attainment: float, worker_s: float) -> Report:
