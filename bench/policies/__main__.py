@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.policies import oracles, scenarios, sets
-from bench.policies.runs import SPECS, Runs, add_running, chosen
+from bench.policies.runs import Runs, add_running, chosen
 from bench.policies.sets import named
 from bench.policies.tables import (
     OURS,
@@ -111,7 +111,8 @@ def main() -> int:
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1, default=str))
     if given.docs:
-        if "table" in sections and set(SPECS) <= set(plan.policies):
+        sections = {name: text for name, text in sections.items() if name in (given.sections or sections)}
+        if "table" in sections:
             (DOCS / "policies-workloads.txt").write_text(f"{sections.pop('table')}\n")
         write(sections)
     return 0
@@ -129,6 +130,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed-text", default="", help="what they are drawn with: the commit that froze the code")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every figure")
     parser.add_argument("--docs", action="store_true", help="write tables and pictures into docs/")
+    what = "those that go into docs/, separated by commas; default: all"
+    parser.add_argument("--sections", type=lambda text: text.split(","), metavar="NAMES", help=what)
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="where to draw without --docs")
     what = "the policy beside which the figures of others are set; default: %(default)s"
     parser.add_argument("--beside", default=OURS, metavar="NAME", help=what)

@@ -316,20 +316,28 @@ def test_rules_of_scaling_are_compared_at_equal_goodput() -> None:
     """Of each family of rules the one is shown that takes the fewest worker-seconds and answers as many in
     time, or the one that answers most if none does.
     """
-    rules = [rule for grid in [scaling.BESIDE.values(), *scaling.GRIDS.values()] for rule in grid]
+    rules = [rule for grid in [scaling.RULES.values(), *scaling.GRIDS.values()] for rule in grid]
     reports = {("day", rule): in_time(0.5, 50) for rule in rules}
     reports["day", scaling.OURS] = in_time(0.99, 100)
     reports["day", ("ongoing:32", scaling.RANGE)] = in_time(0.995, 140)
     reports["day", ("ongoing:64", scaling.RANGE)] = in_time(0.9895, 120)
-    reports["day", ("busy:0.9", scaling.RANGE)] = in_time(0.98, 70)
+    reports["day", ("symphony:1.8", scaling.RANGE)] = in_time(0.98, 70)
     lines = scaling.traffic_table(["day"], reports).splitlines()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
-    assert [row[:2] for row in found[3:5]] == [
+    assert [row[:2] for row in found[2:4]] == [
         ["day: best: requests inside / 64", "98.95%"],
-        ["day: best: busy share / …, none as good", "98.00%"],
+        ["day: best: Symphony's target sizes × …, none as good", "98.00%"],
     ]
-    assert [row[4] for row in found] == ["1.00", "0.50", "0.50", "1.20", "0.70", "0.50", "0.50"]
+    assert [row[4] for row in found] == ["1.00", "0.50", "1.20", "0.70", "0.50"]
+
+
+def test_symphony_plans_with_batches_in_turn() -> None:
+    """Its number of workers is the least of which batches in turn carry the rate, each within the SLO."""
+    rule = scaling.by_symphony(2.0, 0.301, "affine:a=80ms,b=2.5ms")
+
+    # of one worker batches of 28 in 150 ms, of two of 48 in 200 ms, of three of 58 in 225 ms, of more 64 in 240 ms
+    assert [rule(rate) for rate in (0, 93, 94, 239, 241, 500)] == [1, 1, 2, 2, 3, 4]
 
 
 def test_traffics_of_scaling_can_be_run() -> None:
@@ -399,7 +407,7 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
     sections = ("summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
-    sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures")
+    sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures", "tuned")
     for name in (*sections, "scaling", "scaling-traffic"):
         assert text.count(f"{marker(name)}\n") == 1
         page = page_of(name)

@@ -10,8 +10,6 @@ import pytest
 
 from carpool.simulate import Report, run
 from carpool.simulate.command import Options, simulate
-from carpool.simulate.contestants.symphony import workers_for
-from carpool.simulate.costs import Affine
 from carpool.simulate.servers import Busy, Load, Ongoing, Servers, WorkerRange, rule_of
 
 DAY = "sine:rate=4800,swing=4500,phase=0.75+flash:rate=0,peak_rate=3000,between=0.625/0.6875"
@@ -34,15 +32,6 @@ def test_a_function_can_be_the_rule() -> None:
 
     assert rates[-1] == pytest.approx(300, rel=0.1)
     assert set(report.workers_over_time.values()) == {1, 2}
-
-
-def test_symphony_plans_with_batches_in_turn() -> None:
-    """Its number of workers is the least of which batches in turn carry the rate, each within the SLO."""
-    cost_s = Affine(0.08, 0.0025)
-    planned = [workers_for(rate, 64, 0.301, cost_s) for rate in (0, 186, 188, 479, 481, 1000)]
-
-    # of one worker batches of 28 in 150 ms, of two of 48 in 200 ms, of three of 58 in 225 ms, of more 64 in 240 ms
-    assert planned == [1, 1, 2, 2, 3, 4]
 
 
 @pytest.mark.slow

@@ -33,21 +33,25 @@ _SLO_SHARE = 0.7  # that a request may spend on waiting for one of several worke
 
 
 class Steady:
-    """Follows a wanted number of workers: up at once, down when fewer were wanted for a while."""
+    """Follows a wanted number of workers: up at once, down when fewer were wanted for a while.
+
+    Attributes:
+        most: The most that there are.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
-        self._most = most
+        self.most = most
         self._wants: deque[tuple[float, int]] = deque()  # when a number was wanted; the numbers fall
 
     def settled(self, now: float, wanted: int, workers: int) -> int:
         """Return how many workers there should be, where so many are wanted now and so many are
         there or will be soon.
         """
-        wanted = max(self._least, min(self._most, wanted))
+        wanted = max(self._least, min(self.most, wanted))
         wants = self._wants
         if not wants:
-            wants.append((now, min(workers, self._most)))
+            wants.append((now, min(workers, self.most)))
         while wants and wants[0][0] <= now - _DOWN_AFTER_S:
             wants.popleft()
         while wants and wants[-1][1] <= wanted:
@@ -70,9 +74,7 @@ class Scaler:
     """
 
     def __init__(self, least: int, most: int, limit: int, slo_s: float, cost_s: Callable[[int], float]) -> None:
-        self.rate = 0.0
-        self.needed = 0
-        self._most = most
+        self.rate, self.needed = 0.0, 0
         self._slo_s = slo_s
         self._limit = limit
         self._cost_s = cost_s
@@ -88,15 +90,13 @@ class Scaler:
             wait_s: How long a request that comes now is expected to wait.
         """
         self.count(now, arrivals)
-        self.needed = bisect_left(range(self._most), self.rate * unit / _HEADROOM, key=self.capacity)
+        self.needed = bisect_left(range(self._steady.most), self.rate * unit / _HEADROOM, key=self.capacity)
         return self._steady.settled(now, self.needed + (wait_s > self._slo_s), workers)
 
     def capacity(self, workers: int) -> float:
         """Return the units per second that workers serve within the SLO; infinity while unknown."""
-        n = self._limit
-        if self._slo_s < inf:
-            share = max(0.5, _SLO_SHARE * workers / (workers + 1))
-            n = max(1, bisect_right(range(1, n + 1), self._slo_s * share, key=self._cost_s))
+        within_s = self._slo_s * max(0.5, _SLO_SHARE * workers / (workers + 1))
+        n = max(1, bisect_right(range(1, self._limit + 1), within_s, key=self._cost_s))
         seconds = self._cost_s(n)
         return workers * n / seconds if seconds else inf
 

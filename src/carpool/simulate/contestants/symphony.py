@@ -13,9 +13,8 @@ each stage has one.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import count
 from math import inf
 
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, Policy, View
@@ -26,22 +25,6 @@ from carpool.simulate.contestants.sealed import size_of
 
 _ROUNDING_S = 1e-9
 _AFTER_S = 1e-6  # after its last moment, what is too late by then is dropped
-
-
-def workers_for(rate: float, limit: int, slo_s: float, cost_s: Callable[[float], float]) -> int:
-    """Return the fewest workers whose staggered batches carry so many requests a second.
-
-    Batches of n that N workers start in turn follow one another in t(n)/N, for which a request
-    waits at most. So n is the largest batch with t(n)·(1 + 1/N) <= SLO, and N is the fewest with
-    N·n/t(n) >= rate.
-    Source: equations 1 and 2 of `batch_size_estimator.cpp`, which has fractions of workers.
-    """
-
-    def carried(workers: int) -> float:
-        n = max(1, bisect_right(range(1, limit + 1), slo_s / (1.0 + 1.0 / workers), key=cost_s))
-        return workers * n / cost_s(n)
-
-    return next(workers for workers in count(1) if carried(workers) >= rate)
 
 
 class Symphony(Policy):
@@ -98,13 +81,12 @@ class Symphony(Policy):
                 return Decision(drop, size_of([head], limit), "probe")  # what was learned may be wrong
             return Decision([*drop, head] if head is not None else drop)
         due = waiting[first].due
-        latest = due - self._seconds[n]
         opens_at = due - self._seconds[n + 1] if n < limit else -inf
         if now < opens_at - _ROUNDING_S:
             return Decision(drop, wake_at=opens_at - way_s)
         if free:
             return Decision(drop, size_of(waiting[first : first + n], limit), "window")
-        return Decision(drop, wake_at=latest + _AFTER_S - way_s)
+        return Decision(drop, wake_at=due - self._seconds[n] + _AFTER_S - way_s)
 
     def _candidate(self, now: float, waiting: Sequence[Request]) -> tuple[int, int]:
         """Return the first request that is kept, and the size of the batch that begins with it."""
