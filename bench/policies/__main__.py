@@ -13,12 +13,14 @@ docs/policies-evidence.md says what the figures mean.
         --sets rivals,ahead,near:$(git rev-parse HEAD)*40
     python -m bench.policies --parts table --seeds 3 --beside symphony \\
         --policies efficient,symphony,symphony:learns=yes --sets usual,random:TEXT*60
+    python -m bench.policies --parts table --seeds 1 --policies adaptive,tuned \\
+        --sets usual,busy,rivals,ahead,random:TEXT*60
 
-The last but one sets the rules of other systems beside ours where one of them has been ahead, with
-figures of their own; each of `carpool.simulate.contestants` may be named by itself. `tuned` makes
-16 runs for each of the others' one. The last one is about efficiency: worker-seconds for each good
-answer beside Symphony's. A fourth figure in a cell is the coordinator's busy share. The sets of
-workloads are:
+The last but two sets the rules of other systems beside ours where one of them has been ahead, with
+figures of their own; each of `carpool.simulate.contestants` may be named by itself. The next one is
+about efficiency: worker-seconds for each good answer beside Symphony's. The last one is about the
+best settings in hindsight, and makes 16 runs of `tuned` for each of ours. A fourth figure in a cell
+is the coordinator's busy share. The sets of workloads are:
 
 """
 
@@ -33,18 +35,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.policies import oracles, scenarios, sets
-from bench.policies.pictures import draw_gains, draw_loads
 from bench.policies.runs import Runs, add_running, chosen
 from bench.policies.sets import named
 from bench.policies.tables import (
     OURS,
     RIVALS,
+    Means,
     Results,
     ahead_table,
     best_table,
     closed_loop_ratios,
     duels_with_best,
     figures_table,
+    hindsight_table,
     means_of,
     summary_table,
     workload_table,
@@ -54,6 +57,7 @@ from bench.tools import options
 from bench.tools.docs import DOCS, write
 from bench.tools.figures import commit
 from carpool.simulate.contestants import CONTESTANTS
+from carpool.simulate.policies import TUNED
 
 PARTS = ("table", "oracles", "pictures", "random")
 QUICK = 0.5  # of each duration, and one seed of five
@@ -92,6 +96,8 @@ def main() -> int:
             sections["latency"] = oracles.latency_table(runs, quick=plan.quick)
             sections["clairvoyant"] = oracles.goodput_table(runs)
         if plan.pictures and "pictures" in given.parts:
+            from bench.policies.pictures import draw_loads  # matplotlib, for which the tables do not wait
+
             draw_loads(plan.pictures / "policies-load.svg", runs, duration_s=4 if plan.quick else 20)
         if "random" in given.parts:
             sections["random"] = drawn(given.random, given.seed_text, plan, runs, figures)
@@ -105,6 +111,7 @@ def main() -> int:
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1, default=str))
     if given.docs:
+        sections = {name: text for name, text in sections.items() if name in (given.sections or sections)}
         if "table" in sections:
             (DOCS / "policies-workloads.txt").write_text(f"{sections.pop('table')}\n")
         write(sections)
@@ -123,6 +130,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed-text", default="", help="what they are drawn with: the commit that froze the code")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write every figure")
     parser.add_argument("--docs", action="store_true", help="write tables and pictures into docs/")
+    what = "those that go into docs/, separated by commas; default: all"
+    parser.add_argument("--sections", type=lambda text: text.split(","), metavar="NAMES", help=what)
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="where to draw without --docs")
     what = "the policy beside which the figures of others are set; default: %(default)s"
     parser.add_argument("--beside", default=OURS, metavar="NAME", help=what)
@@ -154,12 +163,12 @@ def plan_of(given: argparse.Namespace) -> Plan:
 def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str]:
     """The sections that compare all policies on all workloads of all sets."""
     sections: dict[str, str] = {}
-    told: dict[str, object] = {}
     told_seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}, commit `{commit()}`."
     has_contestants = any(name.partition(":")[0] in CONTESTANTS for name in plan.policies)
+    everything: dict[tuple[str, str], Means] = {}
     for name, workloads in plan.sets.items():
         results = means_of(workloads, plan.policies, lambda _: range(plan.seeds), runs, name)
-        told |= {f"{workload}, {policy}": asdict(means) for (workload, policy), means in results.items()}
+        everything |= results
         if name == USUAL:
             sections |= compare_usual(plan, workloads, results)
         else:
@@ -172,7 +181,9 @@ def compare(plan: Plan, runs: Runs, figures: dict[str, object]) -> dict[str, str
             if plan.beside != OURS:
                 title = f"beside-{plan.beside}-{name.partition(':')[0]}"
             sections[title] = "\n\n".join((*parts, told_seeds))
-    figures["table"] = told
+    if {OURS, TUNED} <= set(plan.policies):
+        sections[TUNED] = f"{hindsight_table(plan.sets, everything)}\n\n{told_seeds}"
+    figures["table"] = {f"{workload}, {policy}": asdict(means) for (workload, policy), means in everything.items()}
     return sections
 
 
@@ -187,6 +198,8 @@ def compare_usual(plan: Plan, workloads: Sequence[Workload], results: Results) -
         if closed:
             sections["best"] += "\n\n" + ", ".join(f"{name}: {ratio:.2f}x" for name, ratio in closed.items())
         if plan.pictures:
+            from bench.policies.pictures import draw_gains
+
             groups = {workload.name: workload.group for workload in workloads}
             duels = duels_with_best(workloads, plan.policies, results)
             draw_gains(plan.pictures / "policies-gain.svg", duels, groups)

@@ -1,6 +1,6 @@
 """What each mechanism of Adaptive is worth: the same workloads with one of them off at a time.
 
-    python -m bench.policies.ablation                         the four sets, three seeds, in an hour
+    python -m bench.policies.ablation                         the four sets, three seeds, in hours
     python -m bench.policies.ablation --sets usual --seeds 1 --quick --parts gather,edge
     python -m bench.policies.ablation --each --workloads knee   what each workload says, too
     python -m bench.policies.ablation --constants --seeds 1   each constant halved and doubled
@@ -8,23 +8,31 @@
 A row counts the workloads whose goodput falls, and rises, by 2 % without the mechanism, those in
 which it falls by 5 %, and those whose penalised mean grows, and shrinks, by 2 %; then come the
 worst ratio of goodput, and where that is. One that moves nothing anywhere, and closes no finding of
-`bench.policies.recover`, does not earn its lines.
+`bench.policies.recover`, does not earn its lines. Some are not in the list: what only saves
+processor time (`lone_slack_s`, and that a trifle goes without more ado), what works for
+`prefer="efficiency"` alone, and what a composed batch leaves out where requests have sizes, or
+batches are padded to allowed sizes. `--constants` takes a grid, or several numbers of one name, as
+one constant.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from statistics import fmean
 from sys import maxsize
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from bench.policies.runs import add_jobs, bar, prepare
 from bench.policies.sets import named
 from bench.policies.tables import goodput_ratio
 from bench.policies.workloads import DURATION_S, Workload
+from bench.shapes import workloads as shapes
 from bench.tools import options
 from bench.tools.docs import write
 from bench.tools.figures import commit, table
@@ -40,9 +48,10 @@ from carpool.engine.policy import (
     length_cost,
     size,
 )
+from carpool.engine.policy.base import NOTHING, DoneBatch
 from carpool.simulate import run
 
-MODULES = (adaptive, adaptive_learning, by_length, clients, compose, cost, length_cost, size)
+MODULES = (cost, size, clients, length_cost, compose, by_length, adaptive_learning, adaptive)  # first who defines
 QUICK = 0.5  # of each duration
 MOVES, MUCH = 0.02, 0.05
 OWN = (
@@ -79,6 +88,13 @@ OWN = (
 )
 """Workloads for it alone: a closed loop that asks too much, one whose groups miss a tile, and an
 overload of a model that stalls."""
+OF_SHAPES: dict[shapes.Kind, str] = {
+    "closed": "cv1 padded N16 W1|cv2 setup N64|bimodal padded N256 W4",
+    "open": "cv1 padded load 0.7 burst 8|cv2 square load|bimodal padded load 0.7 burst 1 W4",
+    "slo": "cv1 padded SLO 2 load 1.20 W1|bimodal padded SLO 4 load 2.00 W1|cv2 padded SLO 4 N64",
+}
+"""Those whose requests have lengths."""
+KEYS = {"keys": 4, "switch_s": 5e-3}  # what one of them has besides
 
 
 def without_gather(policy: Adaptive) -> None:
@@ -196,10 +212,198 @@ def without_groups(policy: Adaptive) -> None:
     policy.inside.are_all = lambda inside: False  # type: ignore[method-assign]
 
 
+def without_shrinking(policy: Adaptive) -> None:
+    """Of a backlog all that can be served is kept, however long an overload lasts."""
+    worth_keeping = policy._worth_keeping
+
+    def fresh(now: float, *given: Any) -> int:
+        policy._overloaded_since = now
+        return worth_keeping(now, *given)
+
+    policy._worth_keeping = fresh  # type: ignore[method-assign]
+
+
+def without_probes(policy: Adaptive) -> None:
+    """Where none can be in time, all are refused, even if the cost was mislearned."""
+    policy._hopeless = lambda left, least_s: Decision(drop=left.dropped)  # type: ignore[method-assign]
+    _by_length(policy)._all_hopeless = lambda _, hopeless: Decision(drop=hopeless)  # type: ignore[method-assign]
+
+
+def without_price(policy: Adaptive) -> None:
+    """A smaller batch for the first costs nothing, however high the load."""
+    tight = policy._tight
+    policy._tight = lambda at, left, most, load, workers: tight(at, left, most, 0.0, workers)  # type: ignore[method-assign]
+
+
+def without_sending(policy: Adaptive) -> None:
+    """No batch goes to a busy worker."""
+    policy._ahead = lambda *_: NOTHING  # type: ignore[method-assign]
+
+
+def without_cold_sending(policy: Adaptive) -> None:
+    """No batch goes to a busy worker before costs are learned."""
+    ahead = policy._ahead
+    policy._ahead = lambda *given: NOTHING if policy.cost.samples < cost.LEARNED else ahead(*given)  # type: ignore[method-assign]
+
+
+def without_sending_in_overload(policy: Adaptive) -> None:
+    """No batch with an SLO goes to a busy worker in an overload."""
+    refuses_none = policy._refuses_none
+    policy._refuses_none = lambda *given: policy._overloaded_since is None and refuses_none(*given)  # type: ignore[method-assign]
+
+
+def without_trifles(policy: Adaptive) -> None:
+    """Very short batches are decided about like others."""
+    learn = policy.learn
+
+    def learn_all(now: float, done: DoneBatch) -> None:
+        learn(now, done)
+        policy._was_trifle = False
+
+    policy.learn = learn_all  # type: ignore[method-assign]
+
+
+def without_waits_for_tries(policy: Adaptive) -> None:
+    """A size for which too few wait is not tried."""
+    policy._back_for_try = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_cluster(policy: Adaptive) -> None:
+    """Whoever comes in a window is taken for a client that is back."""
+    policy.gather.__class__ = _Credulous
+
+
+def without_short_rate(policy: Adaptive) -> None:
+    """The load goes by the last 256 arrivals alone."""
+    policy.arrivals.short_rate = policy.arrivals.long_rate  # type: ignore[method-assign]
+
+
+def without_pull(policy: Adaptive) -> None:
+    """What was measured once at a size is its cost, however noisy."""
+    policy.cost._pulled = lambda line, known: [(i, y) for i, y in enumerate(policy.cost._mean) if y]  # type: ignore[method-assign]
+
+
+def without_stalls(policy: Adaptive) -> None:
+    """The first batch that is far outside the noise is believed."""
+    believed = policy.cost._believed
+    policy.cost._believed = lambda seconds, *given: believed(seconds, *given) or seconds  # type: ignore[method-assign]
+
+
+def without_margin(policy: Adaptive) -> None:
+    """Batches are planned by their mean time, amid noise, too."""
+    policy.cost.__class__ = _Marginless
+
+
+def without_forgetting(policy: Adaptive) -> None:
+    """Slow first calls are not forgotten when later ones are quicker."""
+    policy.cost.forget = lambda: None  # type: ignore[method-assign]
+
+
+def without_fading(policy: Adaptive) -> None:
+    """A way that nothing measures any more stays as it was."""
+    policy.cost.way._fade = lambda: None  # type: ignore[method-assign]
+
+
+def without_working_size(policy: Adaptive) -> None:
+    """The largest batch is the working size."""
+    _after_refresh(policy, lambda sizes: setattr(sizes, "most", policy.cost.limit))
+
+
+def without_noise(policy: Adaptive) -> None:
+    """Amid noise, too, whatever seems better is preferred."""
+    _after_refresh(policy, lambda sizes: setattr(sizes, "_noise", 0.0))
+
+
+def without_reach(policy: Adaptive) -> None:
+    """Sizes beyond a worker's share are tried, too."""
+    policy._sizes._reach = lambda waiting, everything: min(waiting, policy.cost.limit)  # type: ignore[method-assign]
+
+
+def without_halves(policy: Adaptive) -> None:
+    """No batch of half the size shows how the way grows."""
+    learn_part = policy._sizes.learn_part
+
+    def learn(*given: Any) -> None:
+        learn_part(*given)
+        policy._sizes._halves = False
+
+    policy._sizes.learn_part = learn  # type: ignore[method-assign]
+
+
+def without_lengths(policy: Adaptive) -> None:
+    """Batches are never composed by length, nor by key."""
+    _by_length(policy).composes = lambda _: False  # type: ignore[method-assign]
+
+
+def without_plain_order(policy: Adaptive) -> None:
+    """Batches are composed even where that saves little."""
+    _by_length(policy)._composer.keeps_plain_order = lambda *_: False  # type: ignore[method-assign]
+
+
+def without_fairness(policy: Adaptive) -> None:
+    """Lengths that are seldom in time have no larger say."""
+    _by_length(policy)._composer.answered = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_company(policy: Adaptive) -> None:
+    """Where batches are composed, clients are not waited for."""
+    _by_length(policy)._company_until = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_share_by_length(policy: Adaptive) -> None:
+    """Each of several workers composes batches as large as one alone."""
+    _by_length(policy)._share = lambda *_: policy.limit  # type: ignore[method-assign]
+
+
+def without_hopeless_by_length(policy: Adaptive) -> None:
+    """Who could not be in time even alone waits on, where batches are composed."""
+    _by_length(policy)._hopeless_alone = lambda *_: []  # type: ignore[method-assign]
+
+
+def without_switches(policy: Adaptive) -> None:
+    """A batch of another key seems to cost no more."""
+    _by_length(policy).cost.learn_switch = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_level_of_lengths(policy: Adaptive) -> None:
+    """Where requests have lengths, only weights learn a drift, and a stall is believed."""
+    _by_length(policy).cost._believed = lambda seconds, *_: seconds  # type: ignore[method-assign]
+
+
+def _by_length(policy: Adaptive) -> by_length.ByLength:
+    """Return what decides where requests have lengths, which is made before the first of these."""
+    if policy._by_length is None:
+        policy._by_length = by_length.ByLength(policy)
+    return policy._by_length
+
+
+def _after_refresh(policy: Adaptive, change: Callable[[size.Sizes], None]) -> None:
+    sizes = policy._sizes
+    refresh = sizes.refresh
+
+    def refreshed() -> None:
+        refresh()
+        change(sizes)
+
+    sizes.refresh = refreshed  # type: ignore[method-assign]
+
+
 class _Unbiased(cost.CostModel):
     @property
     def bias(self) -> float:
         return 1.0
+
+
+class _Marginless(cost.CostModel):
+    @property
+    def margin(self) -> float:
+        return 1.0
+
+
+class _Credulous(clients.Gather):
+    @property
+    def _background(self) -> float:
+        return 0.0
 
 
 class _Everything(set[int]):
@@ -214,7 +418,30 @@ PARTS: dict[str, Callable[[Adaptive], None]] = {
     for name, off in list(globals().items())
     if name.startswith("without_")
 }
-"""All mechanisms, by name, each with that which switches it off."""
+"""All mechanisms of a policy, by name, each with that which switches it off."""
+
+
+def in_fixed_pieces(lengths: Any, counts: Sequence[int], limit: int, *_: Any) -> list[tuple[int, int]]:
+    """All that wait, by length, are cut into full batches."""
+    return [(max(0, end - limit), end) for end in range(sum(counts), 0, -limit)][::-1]
+
+
+def as_measured(values: Sequence[float], _: Any) -> list[float]:
+    """Larger batches may seem to take less time."""
+    return [*values]
+
+
+def with_all(now: float, batch: Sequence[Any], *_: Any) -> Sequence[Any]:
+    """A composed batch keeps those that are late with it."""
+    return batch
+
+
+FUNCTIONS: dict[str, tuple[ModuleType, str, Callable[..., Any]]] = {
+    "rising": (cost, "_rising", as_measured),
+    "cut": (compose, "partition", in_fixed_pieces),
+    "leaving-out": (compose, "without_late", with_all),
+}
+"""Mechanisms that are functions of a module, each with that which takes its place."""
 
 
 class Figures(NamedTuple):
@@ -231,13 +458,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="half of each duration")
     parser.add_argument("--sets", default="usual,busy,rivals,ahead", metavar="NAMES", help="default: %(default)s")
     parser.add_argument("--workloads", default="", metavar="REGEX", help="those whose names match; default: all")
-    options.add_names(parser, "--parts", PARTS, "the mechanisms")
+    options.add_names(parser, "--parts", [*PARTS, *FUNCTIONS], "the mechanisms")
     parser.add_argument("--constants", action="store_true", help="half and twice of each constant in their place")
     parser.add_argument("--each", action="store_true", help="print each workload that a mechanism moves")
     parser.add_argument("--docs", action="store_true", help="write the table into docs/")
     add_jobs(parser)
     given = parser.parse_args()
-    workloads = [*OWN, *(workload for each in named(given.sets, given.workloads).values() for workload in each)]
+    workloads = [*own(given.workloads), *chain(*named(given.sets, given.workloads).values())]
     workloads = [workload.shortened(QUICK if given.quick else 1.0) for workload in workloads]
     parts = ["", *(constants() if given.constants else given.parts)]
     cases = [(workload, part, seed) for part in parts for workload in workloads for seed in range(given.seeds)]
@@ -286,36 +513,47 @@ def simulate(case: tuple[Workload, str, int]) -> Figures:
     return Figures(report.goodput, report.penalised_mean_s)
 
 
+def own(pattern: str) -> list[Workload]:
+    """The workloads for it alone whose names match."""
+    found = [*OWN]
+    for kind, names in OF_SHAPES.items():
+        loaded = shapes.load(kind, None, names)
+        found += [Workload(f"L {each.name}", {**each.settings, "settle_s": 0.0}) for each in loaded]
+    first = found[len(OWN)]
+    found.append(Workload(f"{first.name} keys", {**first.settings, **KEYS}))
+    return [each for each in found if re.search(pattern, each.name)]
+
+
 def constants() -> list[str]:
-    """All constants of the policy that are one number, each as ` half` and ` twice`."""
+    """All constants of the policy, each as ` half` and ` twice`."""
     found = {}
     for module in MODULES:
         for name, value in vars(module).items():
-            if name.strip("_").isupper() and type(value) in (int, float):
-                found.setdefault((name, value), f"{module.__name__.rpartition('.')[2]}.{name}")
+            if name.strip("_").isupper() and _is_constant(value):
+                found.setdefault((name, repr(value)), f"{module.__name__.rpartition('.')[2]}.{name}")
     return [f"{name} {times}" for name in found.values() for times in ("half", "twice")]
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, dict | tuple):
+        return all(map(_is_constant, value.values() if isinstance(value, dict) else value))
+    return type(value) in (int, float)
 
 
 @contextmanager
 def changed(part: str) -> Iterator[None]:
-    """Change a constant meanwhile, in all modules that have it; does nothing for a mechanism.
-
-    Of a value close to 1 the distance from 1 is changed: half of a memory is half as long.
-    """
+    """Change a constant, or a function of a module, meanwhile; other mechanisms change nothing."""
     place, _, times = part.partition(" ")
-    name, factor = place.rpartition(".")[2], {"half": 0.5, "twice": 2.0}.get(times)
-    if factor is None:
-        yield
-        return
-    having = [module for module in MODULES if name in vars(module)]
-    value = next(vars(module)[name] for module in having if module.__name__.endswith(place.partition(".")[0]))
-    having = [module for module in having if vars(module)[name] == value]
-    if 0.9 < value < 1.0:
-        new = 1.0 - (1.0 - value) / factor
-    elif 1.0 < value < 1.1:
-        new = 1.0 + (value - 1.0) * factor
+    if part in FUNCTIONS:
+        module, name, new = FUNCTIONS[part]
+        having, value = [module], vars(module)[name]
+    elif times:
+        of, _, name = place.partition(".")
+        value = next(vars(module)[name] for module in MODULES if module.__name__.rpartition(".")[2] == of)
+        having = [module for module in MODULES if vars(module).get(name) == value]
+        new = scaled(value, 0.5 if times == "half" else 2.0)
     else:
-        new = type(value)(value * factor)
+        having = []
     for module in having:
         setattr(module, name, new)
     try:
@@ -323,6 +561,22 @@ def changed(part: str) -> Iterator[None]:
     finally:
         for module in having:
             setattr(module, name, value)
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """A constant times a factor, or all the numbers in it.
+
+    Of a number close to 1 the distance from 1 is changed: half of a memory is half as long.
+    """
+    if isinstance(value, dict):
+        return {name: scaled(each, factor) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(scaled(each, factor) for each in value)
+    if 0.9 < value < 1.0:
+        return 1.0 - (1.0 - value) / factor
+    if 1.0 < value < 1.1:
+        return 1.0 + (value - 1.0) * factor
+    return type(value)(value * factor)
 
 
 def fmeans(figures: Sequence[Figures]) -> Figures:
@@ -342,7 +596,8 @@ def row(part: str, workloads: Sequence[Workload], whole: Sequence[Figures], with
         sum(ratio < 1.0 - MOVES for ratio in longer),
     ]
     worst = min(range(len(goodput)), key=goodput.__getitem__)
-    meaning = (PARTS[part].__doc__ or "").partition(".")[0] if part in PARTS else ""
+    off = PARTS.get(part) or FUNCTIONS.get(part, [None])[-1]
+    meaning = (off.__doc__ or "").partition(".")[0] if off else ""
     return [part, *map(str, counts), f"{goodput[worst]:.3f}", workloads[worst].name, meaning]
 
 

@@ -15,7 +15,7 @@ from carpool.simulate.policies import TUNED
 OURS = "adaptive"
 RIVALS = ("static", "greedy", "aimd", "cork")  # whom it is to beat; `deadline` knows the true cost
 EQUAL = 0.01  # ratios within this are a draw
-AHEAD = 0.02  # by more than this no rival should be ahead
+AHEAD, MUCH = 0.02, 0.05  # by more than the first no rival should be ahead
 FIGURES = ("penalised_mean_s", "p99_s", "worker_s_per_good")  # besides goodput
 
 Results = Mapping[tuple[str, str], "Means"]
@@ -138,6 +138,25 @@ def ahead_table(workloads: Sequence[Workload], policies: Sequence[str], results:
     counted = f"{len(names)} of {len(workloads)} workloads: another policy is ahead by more than {AHEAD * 100:g} %."
     header = ["workload", "policy", "goodput", "penalised mean", "p99", "worker-seconds per good answer"]
     return f"{table(header, [row for _, row in found], markdown=True)}\n\n{counted}" if found else counted
+
+
+def hindsight_table(sets: Mapping[str, Sequence[Workload]], results: Results, shown: int = 10) -> str:
+    """Ours beside `tuned`, by sets of workloads, and where it is furthest behind."""
+    header = ["adaptive beside tuned", "workloads", "goodput", "worse by 5 %", "by 2 %", "better by 2 %", "by 5 %"]
+    rows, worst = [], []
+    everything = [workload for workloads in sets.values() for workload in workloads]
+    for name, workloads in [*sets.items(), ("all", everything)]:
+        pairs = [(results[w.name, OURS], results[w.name, TUNED]) for w in workloads]
+        goodput = [goodput_ratio(ours.goodput, tuned.goodput) for ours, tuned in pairs]
+        penalised = [ours.penalised_mean_s / tuned.penalised_mean_s for ours, tuned in pairs]
+        counts = [sum(ratio < 1 - part for ratio in goodput) for part in (MUCH, AHEAD)]
+        counts += [sum(ratio > 1 + part for ratio in goodput) for part in (AHEAD, MUCH)]
+        means = [f"{geometric_mean(ratios):.3f}" for ratios in (goodput, penalised)]
+        rows.append([name, str(len(workloads)), means[0], *map(str, counts), means[1]])
+        worst = sorted(zip(goodput, penalised, workloads, strict=True), key=lambda each: each[0])[:shown]
+    least = [[w.name, f"{ratio:.3f}", f"{longer:.3f}"] for ratio, longer, w in worst]
+    tables = (rows, [*header, "penalised mean"]), (least, [f"worst {shown}", "goodput", "penalised mean"])
+    return "\n\n".join(table(titles, lines, markdown=True) for lines, titles in tables)
 
 
 def best_table(workloads: Sequence[Workload], policies: Sequence[str], results: Results, shown: int = 8) -> str:

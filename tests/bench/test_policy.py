@@ -8,15 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from bench.policies import neighbours, scaling, scenarios, sets
+from bench.policies import ablation, neighbours, scaling, scenarios, sets
 from bench.policies import runs as policy_runs
 from bench.policies.coordinator import HEADER, Seen, cells, fitted, simulated
 from bench.policies.coordinator import Case as RealCase
 from bench.policies.runs import Case, Row, Runs
-from bench.policies.tables import Means, ahead_table, best_of, figures_table, summary_table, workload_table
+from bench.policies.tables import (
+    Means,
+    ahead_table,
+    best_of,
+    figures_table,
+    hindsight_table,
+    summary_table,
+    workload_table,
+)
 from bench.policies.workloads import GROUPS, Workload, load
 from bench.tools.docs import DOCS, END, marker, page_of, write
-from carpool.engine.policy import Adaptive
+from carpool.engine.policy import Adaptive, clients, cost
 from carpool.simulate import Affine, Coordinator, Noisy, Report, run
 from carpool.simulate.contestants import CONTESTANTS
 
@@ -257,6 +265,47 @@ def test_a_cell_has_the_busy_share_of_the_coordinator() -> None:
     assert policy_runs.chosen("greedy,contestants") == ["greedy", *CONTESTANTS]
 
 
+@pytest.mark.slow
+def test_each_mechanism_can_be_switched_off() -> None:
+    """The ablation can run workloads without each of the mechanisms, which are all as before afterwards."""
+    plain, keys = [each.shortened(0.02) for each in ablation.own("cv1 padded N16")]
+    before = ablation.simulate((plain, "", 0))
+
+    for part in [*ablation.PARTS, *ablation.FUNCTIONS]:
+        ablation.simulate((keys, part, 0))
+    assert ablation.simulate((plain, "lengths", 0)).goodput < 0.9 * before.goodput
+    assert ablation.simulate((plain, "", 0)) == before
+
+
+def test_each_constant_can_be_changed() -> None:
+    """Each constant of the policy is halved and doubled wherever it is used, and is as before afterwards."""
+    names = ablation.constants()
+
+    assert {"cost.KEEP half", "clients._GRID twice", "adaptive._PATIENCE half"} <= set(names)
+    assert ablation.scaled({"a": (8.0, 0.25)}, 0.5) == {"a": (4.0, 0.125)}
+    assert ablation.scaled(0.95, 2.0) == pytest.approx(0.975)
+    for name in names:
+        with ablation.changed(name):
+            assert ablation.constants() == names
+    with ablation.changed("cost.KEEP half"):
+        assert cost.KEEP == clients.KEEP == pytest.approx(0.9)
+    assert cost.KEEP == clients.KEEP == 0.95
+
+
+def test_ours_is_set_beside_the_best_settings_in_hindsight() -> None:
+    """Each set of workloads and all of them have a line, and those where tuned is furthest ahead come below."""
+    workloads = [Workload(name, {}) for name in "abcd"]
+    ours = [100.0, 103.0, 97.0, 90.0]
+    results = {(w.name, "adaptive"): means(goodput) for w, goodput in zip(workloads, ours, strict=True)}
+    results |= {(w.name, "tuned"): means(100, 0.02) for w in workloads}
+    lines = hindsight_table({"x": workloads[:2], "y": workloads[2:]}, results, shown=2).splitlines()
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    assert found[2] == ["x", "2", "1.015", "0", "0", "1", "0", "0.500"]
+    assert found[4] == ["all", "4", "0.974", "1", "2", "1", "0", "0.500"]
+    assert found[-2:] == [["d", "0.900", "0.500"], ["c", "0.970", "0.500"]]
+
+
 def in_time(attainment: float, worker_s: float) -> Report:
     """What came of some rule of scaling."""
     report = run("greedy", duration_s=0.05)
@@ -267,20 +316,28 @@ def test_rules_of_scaling_are_compared_at_equal_goodput() -> None:
     """Of each family of rules the one is shown that takes the fewest worker-seconds and answers as many in
     time, or the one that answers most if none does.
     """
-    rules = [rule for grid in scaling.GRIDS.values() for rule in grid]
-    reports = {("day", rule): in_time(0.5, 50) for rule in [*rules, *scaling.RULES.values()]}
+    rules = [rule for grid in [scaling.RULES.values(), *scaling.GRIDS.values()] for rule in grid]
+    reports = {("day", rule): in_time(0.5, 50) for rule in rules}
     reports["day", scaling.OURS] = in_time(0.99, 100)
     reports["day", ("ongoing:32", scaling.RANGE)] = in_time(0.995, 140)
     reports["day", ("ongoing:64", scaling.RANGE)] = in_time(0.9895, 120)
-    reports["day", ("busy:0.9", scaling.RANGE)] = in_time(0.98, 70)
+    reports["day", ("symphony:1.8", scaling.RANGE)] = in_time(0.98, 70)
     lines = scaling.traffic_table(["day"], reports).splitlines()
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
     assert [row[:2] for row in found[2:4]] == [
         ["day: best: requests inside / 64", "98.95%"],
-        ["day: best: busy share / …, none as good", "98.00%"],
+        ["day: best: Symphony's target sizes × …, none as good", "98.00%"],
     ]
     assert [row[4] for row in found] == ["1.00", "0.50", "1.20", "0.70", "0.50"]
+
+
+def test_symphony_plans_with_batches_in_turn() -> None:
+    """Its number of workers is the least of which batches in turn carry the rate, each within the SLO."""
+    rule = scaling.by_symphony(2.0, 0.301, "affine:a=80ms,b=2.5ms")
+
+    # of one worker batches of 28 in 150 ms, of two of 48 in 200 ms, of three of 58 in 225 ms, of more 64 in 240 ms
+    assert [rule(rate) for rate in (0, 93, 94, 239, 241, 500)] == [1, 1, 2, 2, 3, 4]
 
 
 def test_traffics_of_scaling_can_be_run() -> None:
@@ -350,7 +407,7 @@ def test_the_docs_have_a_place_for_every_section() -> None:
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
 
     sections = ("summary", "best", "latency", "clairvoyant", "random", "trace", "ablation", "limits")
-    sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures")
+    sections += ("calibration", "overload", "busy", "busy-figures", "rivals-figures", "ahead-figures", "tuned")
     for name in (*sections, "scaling", "scaling-traffic"):
         assert text.count(f"{marker(name)}\n") == 1
         page = page_of(name)

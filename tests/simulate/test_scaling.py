@@ -20,6 +20,20 @@ def day(scaling: str, duration_s: float = 240, workers: str = "1-8") -> Report:
     return run("adaptive", DAY, workers=workers, start_s=10, scaling=scaling, duration_s=duration_s, slo_s=0.06, seed=1)
 
 
+def test_a_function_can_be_the_rule() -> None:
+    """A function gets the rate of the last seconds, and returns how many workers there should be."""
+    rates: list[float] = []
+
+    def rule(rate: float) -> float:
+        rates.append(rate)
+        return rate / 160
+
+    report = run("adaptive", "poisson:rate=300", workers="1-4", scaling=rule, duration_s=10, seed=1, **SLOW)
+
+    assert rates[-1] == pytest.approx(300, rel=0.1)
+    assert set(report.workers_over_time.values()) == {1, 2}
+
+
 @pytest.mark.slow
 def test_a_day_with_half_the_workers_of_ray_serves_rule() -> None:
     """By what the load needs, 99.5 % of a day's requests are in time with at most 0.55 of the worker-seconds

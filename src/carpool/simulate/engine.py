@@ -130,7 +130,7 @@ def run(
         max_queue_size: The most requests that may wait; further ones are refused.
         start_s: The seconds until a worker that is added takes requests.
         scaling: How many workers there should be, where they come and go: "load" (as services do),
-            "ongoing:2" or "busy:0.7".
+            "ongoing:2" or "busy:0.7"; or a function that returns their number for a rate (1/s).
         coordinator: The time of the work of the coordinator, which is the process that reads
             requests and writes batches: a `Coordinator`, or a spec such as "12us,63us" (for each
             request, and for each batch). None if it takes no time. Latencies then count from the

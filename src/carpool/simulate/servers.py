@@ -187,7 +187,9 @@ class Busy:
     share: float = 0.7
 
 
-Rule = Load | Ongoing | Busy
+Rule = Load | Ongoing | Busy | Callable[[float], float]
+"""A function returns how many workers there should be for so many requests a second."""
+
 _RULES: dict[str, Callable[..., Rule]] = {"load": Load, "ongoing": Ongoing, "busy": Busy}
 """The names that a spec can have."""
 
@@ -267,10 +269,13 @@ class StageScaling:
 
     def _wanted(self, now: float, have: int) -> int:
         rule, batcher = self._rule, self._batcher
+        offered = self._driver.core.offered(self._stage)
         if isinstance(rule, Load):
             wait_s = batcher.predicted_wait_s(now, batcher.queue.size)
-            offered, unit = self._driver.core.offered(self._stage), batcher.times.unit
-            return self._scaler.wanted(now, offered, unit, wait_s, have)
+            return self._scaler.wanted(now, offered, batcher.times.unit, wait_s, have)
+        if callable(rule):
+            self._scaler.count(now, offered)
+            return self._steady.settled(now, math.ceil(rule(self._scaler.rate)), have)
         if isinstance(rule, Ongoing):
             return self._steady.settled(now, math.ceil((batcher.queue.count + batcher.running) / rule.target), have)
         self._looks.append((have * EVERY_S, self._busy_s))

@@ -30,9 +30,15 @@ def load(scaler: Scaler, rate: int, seconds: range, workers: int = 1, wait_s: fl
 
 def test_the_capacity_is_that_of_the_largest_batch_twice_within_the_slo() -> None:
     """A request waits for one batch and is in the next; without an SLO the largest batch counts."""
-    assert learned(slo_s=0.06).capacity == pytest.approx(64 / 0.024, rel=0.05)
-    assert learned(slo_s=0.024).capacity == pytest.approx(16 / 0.012, rel=0.15)
-    assert learned(slo_s=inf).capacity == pytest.approx(64 / 0.024, rel=0.05)
+    assert learned(slo_s=0.06).capacity(1) == pytest.approx(64 / 0.024)
+    assert learned(slo_s=0.0241).capacity(1) == pytest.approx(16 / 0.012)
+    assert learned(slo_s=inf).capacity(3) == pytest.approx(3 * 64 / 0.024)
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(2, 16), (3, 18), (5, 24)])
+def test_several_workers_take_turns(workers: int, batch: int) -> None:
+    """Of several workers one is free sooner, so that batches may take more of the SLO."""
+    assert learned(slo_s=0.0241).capacity(workers) == pytest.approx(workers * batch / (0.008 + 0.00025 * batch))
 
 
 @pytest.mark.parametrize(("rate", "wanted"), [(0, 1), (1000, 1), (3000, 2), (9300, 5), (50_000, 8)])

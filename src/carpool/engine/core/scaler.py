@@ -1,13 +1,16 @@
 """How many workers a stage should have, by what comes and by what its batches cost. Sans-IO.
 
-It is asked about once a second. The number of workers that the load needs is
+It is asked about once a second. The number of workers that the load needs is the least N with
 
-    rate / (0.8 · n* / cost(n*)),
+    rate <= 0.8 · N · n / cost(n),
 
-where n* is the largest batch that fits twice into the SLO: a request waits for one batch and is
-part of the next. Without an SLO it is the largest batch of the stage. If requests would wait for
-longer than the SLO all the same, it is one more. Workers are added at once, and taken away only
-when fewer have been wanted for a while, so that a dip does not cost a start.
+where n is the largest batch of the stage that is in time. N workers that start in turn start one
+batch every cost(n)/N, for which a request waits before it is part of the next, so that is the
+largest n with cost(n)·(1 + 1/N) within the SLO: the target size of Symphony (arXiv 2308.07470). As
+workers do not stay in turn, 0.3 of the SLO is left over; but a batch that fits twice into the SLO
+is always in time, as it is for one worker alone. If requests would wait for longer than the SLO
+all the same, it is one more. Workers are added at once, and taken away only when fewer have been
+wanted for a while, so that a dip does not cost a start.
 
 Other rules mislead where batches form: free workers take small batches, so the share of time in
 which workers are busy, and the number of requests inside, say little about how many are needed.
@@ -15,10 +18,10 @@ which workers are busy, and the number of requests inside, say little about how 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from math import ceil, inf
+from math import inf
 
 EVERY_S = 1.0
 """How often a scaler is to be asked."""
@@ -26,25 +29,29 @@ EVERY_S = 1.0
 _HEADROOM = 0.8  # the share of a worker's capacity that is planned with
 _RATE_OVER_S = 5.0  # the time over which arrivals are averaged
 _DOWN_AFTER_S = 20.0
-_PER_SLO = 2  # batches that a request spends within the SLO
+_SLO_SHARE = 0.7  # that a request may spend on waiting for one of several workers, and in its batch
 
 
 class Steady:
-    """Follows a wanted number of workers: up at once, down when fewer were wanted for a while."""
+    """Follows a wanted number of workers: up at once, down when fewer were wanted for a while.
+
+    Attributes:
+        most: The most that there are.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
-        self._most = most
+        self.most = most
         self._wants: deque[tuple[float, int]] = deque()  # when a number was wanted; the numbers fall
 
     def settled(self, now: float, wanted: int, workers: int) -> int:
         """Return how many workers there should be, where so many are wanted now and so many are
         there or will be soon.
         """
-        wanted = max(self._least, min(self._most, wanted))
+        wanted = max(self._least, min(self.most, wanted))
         wants = self._wants
         if not wants:
-            wants.append((now, min(workers, self._most)))
+            wants.append((now, min(workers, self.most)))
         while wants and wants[0][0] <= now - _DOWN_AFTER_S:
             wants.popleft()
         while wants and wants[-1][1] <= wanted:
@@ -63,11 +70,11 @@ class Scaler:
 
     Attributes:
         rate: How many requests come per second, as far as is known.
-        needed: How many workers that load needs, as a fraction.
+        needed: How many workers that load needs.
     """
 
     def __init__(self, least: int, most: int, limit: int, slo_s: float, cost_s: Callable[[int], float]) -> None:
-        self.rate = self.needed = 0.0
+        self.rate, self.needed = 0.0, 0
         self._slo_s = slo_s
         self._limit = limit
         self._cost_s = cost_s
@@ -82,20 +89,19 @@ class Scaler:
             unit: The mean size of a request.
             wait_s: How long a request that comes now is expected to wait.
         """
-        self._count(now, arrivals)
-        self.needed = self.rate * unit / (_HEADROOM * self.capacity)
-        return self._steady.settled(now, ceil(self.needed) + (wait_s > self._slo_s), workers)
+        self.count(now, arrivals)
+        self.needed = bisect_left(range(self._steady.most), self.rate * unit / _HEADROOM, key=self.capacity)
+        return self._steady.settled(now, self.needed + (wait_s > self._slo_s), workers)
 
-    @property
-    def capacity(self) -> float:
-        """Units per second that a worker serves within the SLO; infinity while nothing is known."""
-        n = self._limit
-        if self._slo_s < inf:
-            n = max(1, bisect_right(range(1, n + 1), self._slo_s / _PER_SLO, key=self._cost_s))
+    def capacity(self, workers: int) -> float:
+        """Return the units per second that workers serve within the SLO; infinity while unknown."""
+        within_s = self._slo_s * max(0.5, _SLO_SHARE * workers / (workers + 1))
+        n = max(1, bisect_right(range(1, self._limit + 1), within_s, key=self._cost_s))
         seconds = self._cost_s(n)
-        return n / seconds if seconds else inf
+        return workers * n / seconds if seconds else inf
 
-    def _count(self, now: float, arrivals: int) -> None:
+    def count(self, now: float, arrivals: int) -> None:
+        """Note how many requests have come so far."""
         counted = self._arrivals
         counted.append((now, arrivals))
         while len(counted) > 2 and counted[1][0] <= now - _RATE_OVER_S:

@@ -372,7 +372,7 @@ class StageUpkeep:
         wanted = scaler.wanted(now, offered, unit, wait_s, have)
         if wanted == have or (now < self._resume_at if wanted > have else self._is_busy_scaling):
             return
-        text = "stage %s: %.0f requests/s need %.1f workers; there are %d, and %d are wanted"
+        text = "stage %s: %.0f requests/s need %d workers; there are %d, and %d are wanted"
         logger.info(text, self._pool.name, scaler.rate, scaler.needed, have, wanted, extra=self._about)
         if wanted < have:
             self._going = self._begin(self._changes.take_away(self._pool.stage, have - wanted))

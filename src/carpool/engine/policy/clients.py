@@ -175,7 +175,7 @@ class Gather:
         self._returned = [
             KEEP * n + came(share) - self._arrived for n, share in zip(self._returned, _GRID, strict=True)
         ]
-        self._choose_window(workers + 1, unit, cost, min(most, cost.limit) / unit)
+        self._choose_window(workers + 1, unit, cost, most / unit)
 
     def _windows(self) -> Iterator[tuple[float, float]]:
         """Yield each window that brings a cluster, and the share of clients that is back then."""

@@ -81,13 +81,12 @@ class Symphony(Policy):
                 return Decision(drop, size_of([head], limit), "probe")  # what was learned may be wrong
             return Decision([*drop, head] if head is not None else drop)
         due = waiting[first].due
-        latest = due - self._seconds[n]
         opens_at = due - self._seconds[n + 1] if n < limit else -inf
         if now < opens_at - _ROUNDING_S:
             return Decision(drop, wake_at=opens_at - way_s)
         if free:
             return Decision(drop, size_of(waiting[first : first + n], limit), "window")
-        return Decision(drop, wake_at=latest + _AFTER_S - way_s)
+        return Decision(drop, wake_at=due - self._seconds[n] + _AFTER_S - way_s)
 
     def _candidate(self, now: float, waiting: Sequence[Request]) -> tuple[int, int]:
         """Return the first request that is kept, and the size of the batch that begins with it."""
