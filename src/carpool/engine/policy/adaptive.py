@@ -160,8 +160,8 @@ class Adaptive(AdaptiveLearning):
         if not self._was_trifle:
             if self._fair_share(view.now, waiting, most, workers) < n:
                 return NOTHING  # another worker may be free before this one
-            chosen, is_try = sizes.choose(waiting, n, self._load(view.now, workers), slack_s)
-            if is_try:
+            chosen = sizes.choose(waiting, n, self._load(view.now, workers), slack_s)
+            if sizes.is_try(chosen):
                 n, reason = chosen, "probe"
             elif chosen != n and each < 2 * most:
                 return NOTHING
@@ -223,9 +223,9 @@ class Adaptive(AdaptiveLearning):
                 until = self._back_for_try(view, left.size, slack_s)
         if until is not None:
             return Decision(drop=left.dropped, wake_at=until)
-        chosen, is_try = sizes.choose(left.size, share, load, slack_s)
-        reason = "probe" if is_try else "full" if chosen == most else "free" if chosen == left.size else "size"
-        return Decision(drop=left.dropped, take=chosen, reason=reason)
+        chosen = sizes.choose(left.size, share, load, slack_s)
+        reason = "full" if chosen == most else "free" if chosen == left.size else "size"
+        return Decision(drop=left.dropped, take=chosen, reason="probe" if sizes.is_try(chosen) else reason)
 
     def _more_until(self, view: View, left: Candidates, n: int, most: int) -> float | None:
         """Return until when a batch of `n` waits to grow; None to go now."""

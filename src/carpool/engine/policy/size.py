@@ -123,8 +123,8 @@ class Sizes:
 
     # -- how many of those that wait
 
-    def choose(self, waiting: int, most: int, load: float, slack_s: float) -> tuple[int, bool]:
-        """Return the size of the next batch, and whether it goes to find out what it takes.
+    def choose(self, waiting: int, most: int, load: float, slack_s: float) -> int:
+        """Return the size of the next batch.
 
         Args:
             waiting: How many units wait.
@@ -134,12 +134,11 @@ class Sizes:
         """
         everything = min(waiting, most)
         if self._halves and everything > 1:
-            return (everything + 1) // 2, True
+            return (everything + 1) // 2
         if self.part < inf:
-            return everything, False
+            return everything
         n = self._best(waiting, everything, load)
-        found = self.worth_trying(n, waiting, everything, load, slack_s)
-        return found or n, found > 0
+        return self.worth_trying(n, waiting, everything, load, slack_s) or n
 
     @property
     def is_due(self) -> bool:
@@ -153,6 +152,10 @@ class Sizes:
         soon as more is needed, the shares are as large as any batch that is made on purpose.
         """
         return everything if everything < self.most_of(waiting) else min(waiting, self._cost.limit)
+
+    def is_try(self, n: int) -> bool:
+        """Report whether a batch of `n` goes because something is to be found out."""
+        return self._halves or (n == self._tried and self._cost.samples >= self._next_try)
 
     def ran(self, n: int, seconds: float) -> None:
         """Note that a batch is learned from now, so that a try has come to its end."""
