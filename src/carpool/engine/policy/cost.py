@@ -519,7 +519,7 @@ class CostModel(CostLevel):
             sure: Whether it was run more than once, and this is the shortest time.
             is_first: Whether it was the first one of about its size on its worker.
         """
-        seconds = usual = max(seconds, 1e-9)
+        raw_s = seconds = usual = max(seconds, 1e-9)
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
@@ -550,7 +550,7 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._note(i, relative)
+        count = self._note(i, relative, raw_s / seconds)
         self._unread += 1
         is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
         if is_news or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
@@ -575,12 +575,15 @@ class CostModel(CostLevel):
             or abs(way.unit_s - unit_s) * limit > 0.04 * self.longest_s
         )
 
-    def _note(self, i: int, relative: float) -> float:
-        """Take a time into the mean of its size; return by how many batches that is known now."""
+    def _note(self, i: int, relative: float, cut: float) -> float:
+        """Take a time into the mean of its size; return by how many batches that is known now.
+
+        It has taken `cut` times as long.
+        """
         found = self._measured.get(i) or self._measured.setdefault(i, _Measured(self.samples))
         count = self._known_now(i)
-        if found.mean and abs(log(relative / found.mean)) > max(3.5 * self.cv, _STALL):
-            count, found.changed_at = min(count, 5.0), self.samples  # what was known of it is not true any more
+        if found.mean and abs(log(cut * relative / found.mean)) > max(log(DOUBT), 2.0 * SURE * self.cv):
+            count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more
             self._changes += 1
         found.count = min(count + 1.0, 1.0 / (1.0 - KEEP))
         found.mean += (relative - found.mean) / found.count
