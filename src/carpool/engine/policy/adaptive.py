@@ -255,7 +255,11 @@ class Adaptive(AdaptiveLearning):
             return left.size
         patience, least = _PATIENCE[self.overload]
         kept = max(least, 1.0 / (1.0 + (now - self._overloaded_since) / (patience * room_s)))
-        return max(int(sqrt(workers) * most), int(servable * kept))
+        return max(self._filling(most, workers), int(servable * kept))
+
+    def _filling(self, most: int, workers: int) -> int:
+        """Return what must wait so that batches are full, or a larger one can be tried."""
+        return self.limit if self._sizes.is_due else int(sqrt(workers) * most)
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
         """Refuse those whom noise would make late, while others fill the batches."""
@@ -264,7 +268,7 @@ class Adaptive(AdaptiveLearning):
         edge_s = self.cost.seconds(most) * (1.0 + SURE * self.cost.cv) + at - now
         if edge_s < slo_s:  # else all are at the edge when they come
             urgent = left.due_by(now + 1.001 * slo_s)  # what is due later does not keep these waiting
-            left.drop_first(urgent - int(sqrt(workers) * most), due_by=now + edge_s)
+            left.drop_first(urgent - self._filling(most, workers), due_by=now + edge_s)
 
     def _tight(self, at: float, left: Candidates, most: int, load: float, workers: int) -> Decision:
         """Serve the first, which cannot go with all others, in a smaller batch, or give it up.

@@ -57,6 +57,8 @@ _PAUSE: Final = 4
 """Batches between two tries at first, and as many more for each that was in vain, up to eight times
 as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
 of the capacity; with twice as many, a size that was slow for a while is found as much later."""
+_CHANCE: Final = 0.02
+"""Of a try of a size of which nothing is known: what it seems to cost counts for so much."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
@@ -93,6 +95,7 @@ class Sizes:
         self._pause = _PAUSE
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
+        self._asked_at = -1  # when none was worth it, or less waited than its size
         self._halves = False  # whether a batch of half the size is due
 
     def refresh(self) -> None:
@@ -204,29 +207,33 @@ class Sizes:
         return best
 
     def worth_trying(self, n: int, waiting: int, everything: int, load: float, slack_s: float) -> int:
-        """Return the size that is most worth a try instead of `n` now; 0 if none is."""
+        """Return the size that is most worth a try instead of `n` now; 0 if none is.
+
+        Where less waits than the one that promises most, no other is tried for a while.
+        """
         cost = self._cost
-        if not self.is_due:
+        if not self.is_due or cost.samples == self._asked_at:
             return 0
         reach = self._reach(waiting, everything)
+        holds_out = reach == waiting and cost.samples < self._next_try + self._pause
         drain = waiting / max(0.05, 1.0 - load)
         hoped_s = cost.hoped[bisect_right(cost.sizes, n) - 1]
-        least = GAIN**2 * self._delay(drain, n, hoped_s) - 1.0 * cost.cv * drain * hoped_s / n
+        least = GAIN**2 * self._delay(drain, n, hoped_s) - cost.cv * drain * hoped_s / n
         usual = self._delay(drain, n, cost.seconds(n))
         most, best = 0.0, 0
         for k, seconds, hoped_s in zip(cost.sizes, cost.at, cost.hoped, strict=True):
-            if k > reach:
+            if k > reach and not holds_out:
                 break
             gain = least - self._delay(drain, k, hoped_s)
             if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
-                gain -= max(0.02, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
+                gain -= max(_CHANCE, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
-        if best:
+        if best and best <= reach:
             self._tried = best
-        else:
-            self._next_try = cost.samples + 1  # more may wait then
-        return best
+            return best
+        self._asked_at = cost.samples
+        return 0
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
         return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
