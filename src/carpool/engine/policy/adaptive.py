@@ -259,7 +259,7 @@ class Adaptive(AdaptiveLearning):
 
     def _filling(self, most: int, workers: int) -> int:
         """Return what must wait so that batches are full, or a larger one can be tried."""
-        return self.limit if self._sizes.is_due else int(sqrt(workers) * most)
+        return max(self._sizes.wanted, int(sqrt(workers) * most))
 
     def _trim_edge(self, now: float, at: float, left: Candidates, most: int, workers: int) -> None:
         """Refuse those whom noise would make late, while others fill the batches."""

@@ -81,6 +81,7 @@ class Sizes:
         rate: Units per second of one worker in batches of that size.
         part: The largest that is made while batches are to overlap; infinity while they are not.
         runs_ahead: Whether a batch may go to a worker that is still busy.
+        wanted: The size that is to be tried as soon as so much waits; 0 if there is none.
     """
 
     def __init__(self, cost: CostModel) -> None:
@@ -90,6 +91,7 @@ class Sizes:
         self.rate = 1.0
         self.part = inf
         self.runs_ahead = False
+        self.wanted = 0
         self._noise = 0.0  # by how much of its time a smaller size must be better
         self._all_from: dict[int, float] = {}  # by size: see `_drain_from`
         self._pause = _PAUSE
@@ -229,11 +231,15 @@ class Sizes:
                 gain -= max(_CHANCE, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
-        if best and best <= reach:
+        if best > reach:
+            self.wanted, best = best, 0
+        else:
+            self.wanted = 0
+        if best:
             self._tried = best
-            return best
-        self._asked_at = cost.samples
-        return 0
+        else:
+            self._asked_at = cost.samples
+        return best
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
         return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
