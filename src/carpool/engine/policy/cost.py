@@ -439,7 +439,7 @@ class CostModel(CostLevel):
         entries = len(self.sizes)
         self._line = LeastSquares((0.85, 0.15))
         self._measured = dict[int, _Measured]()  # by the index of the size
-        self._changes = 0  # of single sizes, against what had been measured
+        self.changes = 0  # of single sizes, against what had been measured
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
         self._doubted: set[int] = set()  # entries of which a first batch was not believed
@@ -584,11 +584,11 @@ class CostModel(CostLevel):
         count = self._known_now(i)
         if found.mean and abs(log(cut * relative / found.mean)) > max(log(DOUBT), 2.0 * SURE * self.cv):
             count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more
-            self._changes += 1
+            self.changes += 1
         found.count = min(count + 1.0, 1.0 / (1.0 - KEEP))
         found.mean += (relative - found.mean) / found.count
         self._log_level = log(self.level)
-        found.at, found.log_level, found.changes = self.samples, self._log_level, self._changes
+        found.at, found.log_level, found.changes = self.samples, self._log_level, self.changes
         return found.count
 
     def _mean_of(self, i: int) -> float:
@@ -600,7 +600,7 @@ class CostModel(CostLevel):
             return 0.0
         half_life = min(max(_YOUNG, found.at - found.changed_at), _HALF_LIFE)
         age = (self.samples - found.at) / half_life + abs(self._log_level - found.log_level) / _DRIFT
-        return float(found.count * 0.5 ** (age + self._changes - found.changes))
+        return float(found.count * 0.5 ** (age + self.changes - found.changes))
 
     def _worker_s(self, n: int) -> float:
         i = self._knots.index(n)

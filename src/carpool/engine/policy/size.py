@@ -57,6 +57,7 @@ _PAUSE: Final = 4
 """Batches between two tries at first, and as many more for each that was in vain, up to eight times
 as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
 of the capacity; with twice as many, a size that was slow for a while is found as much later."""
+_MOST_PAUSE: Final = 32
 _CHANCE: Final = 0.02
 """Of a try of a size of which nothing is known: what it seems to cost counts for so much."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
@@ -94,7 +95,7 @@ class Sizes:
         self.wanted = 0
         self._noise = 0.0  # by how much of its time a smaller size must be better
         self._all_from: dict[int, float] = {}  # by size: see `_drain_from`
-        self._pause = _PAUSE
+        self._pause, self._changes = _PAUSE, 0
         self._next_try = 10  # in batches that were learned from
         self._tried = 0  # the size that is to be tried
         self._asked_at = -1  # when none was worth it, or less waited than its size
@@ -106,6 +107,9 @@ class Sizes:
         if self._version == cost.version:
             return
         self._version = cost.version
+        if self._changes != cost.changes:
+            self._changes, self._pause = cost.changes, _PAUSE
+            self._next_try = min(self._next_try, cost.samples + _PAUSE)
         self._all_from.clear()
         self._noise = NOISE * cost.cv
         efficiency = list(map(truediv, cost.sizes, cost.at))
@@ -169,7 +173,7 @@ class Sizes:
         cost = self._cost
         expected = cost.seconds(min(n, cost.limit)) - cost.way.seconds(n)
         is_better = expected - seconds > (NEWS + 2.0 * cost.cv) * expected
-        self._pause = _PAUSE if is_better else min(8 * _PAUSE, self._pause + _PAUSE)
+        self._pause = _PAUSE if is_better else min(_MOST_PAUSE, 2 * self._pause)
         self._next_try, self._tried = cost.samples + 1 + self._pause, 0
 
     def _drain_from(self, everything: int) -> float:
