@@ -65,6 +65,9 @@ much nothing new is believed; with twice as much, a stall of three times is."""
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
+_ODD: Final = 0.3
+"""Weight up to which a batch is no stall: how well batches like it are known. With half of it,
+..."""
 _LEVEL_GAIN: Final = 0.3
 """The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
 with twice as much, three batches that are slow by chance move the level by half of that."""
@@ -253,7 +256,7 @@ class CostLevel(FirstCalls):
             None for a stall.
         """
         error = log(min(max(seconds / expected, 0.4), 2.5))
-        if weight > 0.3 and abs(error) > max(3.5 * self.cv, _STALL):
+        if weight > _ODD and abs(error) > max(3.5 * self.cv, _STALL):
             before, self._odd = self._odd, copysign(1.0, error)
             if self._odd != before:
                 return None
@@ -268,7 +271,7 @@ class CostLevel(FirstCalls):
             most = SURE * self.cv + 0.02
             error = min(max(error, -most), most)
         self.level *= exp(weight * (0.02 + (_LEVEL_GAIN - 0.02) * agreement**4) * error)
-        return expected * exp(error) if weight > 0.3 else seconds
+        return expected * exp(error) if weight > _ODD else seconds
 
 
 def knots_for(limit: int) -> list[int]:
@@ -540,7 +543,8 @@ class CostModel(CostLevel):
             usual = self._worker_s(n)
             self._took_s = SLOW_KEEP * self._took_s + seconds
             self._expected_s = SLOW_KEEP * self._expected_s + usual
-            believed = self._believed(seconds, usual, min(1.0, count / 3.0))
+            weight = min(1.0, count / 3.0)
+            believed = self._believed(seconds, usual, weight if self._known_now(i) >= _KNOWN else min(weight, _ODD))
             if believed is None:
                 return
             seconds = believed
