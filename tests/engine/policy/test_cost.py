@@ -143,18 +143,18 @@ def test_times_that_are_sure_are_not_forgotten() -> None:
     model.add(100, 0.06, sure=True)
     model.add(100, 0.006)
 
-    assert [count for _, _, count in model.points()] == [pytest.approx(2, abs=0.01)]
+    assert [count for _, _, count in model.points()] == [pytest.approx(2, abs=0.05)]
 
 
 # -- the level
 
 
 def test_a_drift_is_followed() -> None:
-    """When a model has become 1.8 times as slow, it is known within 25 batches, for sizes that were
+    """When a model has become 1.8 times as slow, it is known within 40 batches, for sizes that were
     not seen as well.
     """
     model = learned(FIXED, batches=200)
-    for n in Random(1).choices(range(8, 33), k=25):
+    for n in Random(1).choices(range(8, 33), k=40):
         model.add(n, 1.8 * FIXED(n))
 
     assert [model.seconds(n) for n in (1, 8, 20, 32, 64)] == pytest.approx(
@@ -229,7 +229,7 @@ def test_a_stall_is_believed_when_it_repeats() -> None:
         often.add(20, 2 * FIXED(20))
         seldom.add(20, (2 if i % 10 == 0 else 1) * FIXED(20))
 
-    assert moved > 1.05
+    assert moved > 1.03
     assert often.seconds(20) == pytest.approx(2 * FIXED(20), rel=0.02)
     assert seldom.seconds(20) == pytest.approx(FIXED(20), rel=0.03)
 
@@ -316,40 +316,57 @@ def test_the_version_tells_when_the_tables_have_changed() -> None:
 
 
 def test_what_was_measured_fades() -> None:
-    """Each batch counts half once 128 others have come, so that a size that was run twice is not
-    known any more after twice as many; one that is run often is.
+    """What has just been measured for the first time counts half once 16 others have come; what has
+    held for long, after 128.
     """
     model = learned(FIXED, sizes=(32,), batches=40)
-    for _ in range(2):
-        model.add(64, FIXED(64))
-    assert model.known(64) == pytest.approx(2, rel=0.02)
+    model.add(64, FIXED(64))
+    for _ in range(16):
+        model.add(32, FIXED(32))
+    assert model.known(64) == pytest.approx(0.5, rel=0.02)
+    for _ in range(4):
+        for n in (32,) * 60 + (64,):
+            model.add(n, FIXED(n))
+    known = model.known(64)
     for _ in range(128):
         model.add(32, FIXED(32))
-    assert model.known(64) == pytest.approx(1, rel=0.02)
-    assert model.is_known(64)
-    for _ in range(140):
-        model.add(32, FIXED(32))
 
-    assert not model.is_known(64)
+    assert model.known(64) == pytest.approx(0.5 * known, rel=0.02)
     assert model.is_known(32)
 
 
+def test_when_one_size_has_changed_all_others_are_known_less() -> None:
+    """A size that takes a fifth of what it took is known by that alone; others count half, as what
+    has slowed it down may have slowed them down, too.
+    """
+    model = learned(lambda n: FIXED(n) * (5.0 if n > 8 else 1.0), sizes=(8, 32, 64), batches=30)
+    for _ in range(100):
+        model.add(8, FIXED(8))
+    before = model.known(64)
+    for _ in range(3):
+        model.add(32, FIXED(32))
+
+    assert model.seconds(32) < 1.5 * FIXED(32)
+    assert model.known(32) < 4.0
+    assert model.known(64) <= 0.51 * before
+
+
 def test_what_was_measured_at_another_speed_is_known_less() -> None:
-    """The machine has become three times as slow: of a size that was not run since, only the ratio
-    to others is known.
+    """The machine has become three times as slow: a size that was not run since is known by a
+    few batches at most, and believed to be slower, too.
     """
     model = learned(FIXED, sizes=(16, 64), batches=40)
     assert model.is_known(64)
     for _ in range(30):
         model.add(16, 3 * FIXED(16))
 
-    assert model.seconds(64) == pytest.approx(3 * FIXED(64), rel=0.2)
-    assert not model.is_known(64)
+    assert 1.5 * FIXED(64) < model.seconds(64) < 3.3 * FIXED(64)
+    assert model.known(64) < 3.0
 
 
 def test_what_is_not_known_may_take_less_but_not_less_than_smaller_ones() -> None:
     """A size that was never run may take less than a line says, but not less than a smaller one. As
-    long as nothing shows that there is a set-up, smaller sizes may be without one.
+    long as all are of one size, each item of fewer may take less.
     """
     model, lone = (learned(FIXED, sizes=sizes, batches=60) for sizes in ((16, 32), (16,)))
     hoped, alone = (dict(zip(each.sizes, each.hoped, strict=True)) for each in (model, lone))
@@ -359,14 +376,25 @@ def test_what_is_not_known_may_take_less_but_not_less_than_smaller_ones() -> Non
     assert min(hoped[n] for n in range(17, 32)) >= hoped[16]
     assert min(hoped[n] for n in range(33, 65)) >= hoped[32]
     assert all(FIXED(16) * n / 16 <= hoped[n] < model.seconds(n) for n in range(1, 16))
-    assert [alone[n] for n in range(1, 17)] == pytest.approx([FIXED(16) * n / 16 for n in range(1, 17)])
+    assert alone[16] == pytest.approx(FIXED(16))
+    assert all(0.7 * FIXED(16) * n / 16 < alone[n] < FIXED(16) * n / 16 for n in range(1, 16))
 
 
-def test_amid_noise_nothing_is_hoped() -> None:
-    """There a single batch would not show whether a size is better."""
-    model = learned(FIXED, sizes=(16, 32), batches=400, noise=0.3)
+def test_where_items_are_dearer_the_more_there_are_fewer_are_hoped_to_be_cheaper() -> None:
+    """Beyond a knee each further item takes more than the mean one, and so fewer may take less."""
+    model = learned(lambda n: 0.002 + 0.0001 * n + 0.0004 * max(0.0, n - 16), sizes=(32, 64), batches=60)
+    hoped = dict(zip(model.sizes, model.hoped, strict=True))
 
-    assert model.hoped == model.at
+    assert hoped[16] / 16 < 0.75 * model.seconds(32) / 32
+
+
+def test_amid_noise_a_time_far_from_the_line_is_believed() -> None:
+    """A knee is farther from the line than noise can be: one batch at it shows as much."""
+    model = learned(lambda n: FIXED(n) * (6.0 if n > 16 else 1.0), sizes=(32, 48, 64), batches=120, noise=0.3)
+    for _ in range(4):
+        model.add(12, FIXED(12))
+
+    assert model.seconds(12) < 1.6 * FIXED(12)
 
 
 def test_what_was_measured_long_ago_gives_way() -> None:

@@ -258,7 +258,7 @@ def test_a_dear_try_waits_until_less_is_known() -> None:
     for setup_s in (0.004, 0.016):
         cost = learned(lambda n, a=setup_s: a + 0.00025 * n, sizes=(1, 8), batches=16)
         size, age = sized(cost, tries=True), 0
-        while size._worth_trying(8, 8, 8, 0.5, inf) != 1 and age < 2000:
+        while size.worth_trying(8, 8, 8, 0.5, inf) != 1 and age < 2000:
             cost.add(8, setup_s + 0.002)
             size.refresh()
             age += 1

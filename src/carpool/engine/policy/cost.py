@@ -108,6 +108,9 @@ with twice as much, sizes that were off for a while are run again some hundred b
 _YOUNG: Final = 16.0
 """The half-life of a time that has just been measured for the first time, or has just changed: it
 grows with the batches for which the time has held (Lindy's law)."""
+_PROOF: Final = 0.02
+"""Batches that a time counts for where a try is weighed, once it is not known any more, or never was:
+what seems to take fifty times as much as it may save is not tried before it has got old."""
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
 with twice as many, what was run once is not known after the next batch."""
@@ -500,6 +503,12 @@ class CostModel(CostLevel):
     def known(self, n: int) -> float:
         """Return by how many batches about size `n` is known; each fades."""
         return self._known_now(self._knots.nearest(n))
+
+    def proof(self, n: int) -> float:
+        """Return by how much what a size seems to take counts against a try of it, in batches."""
+        i = self._knots.nearest(n)
+        age = self.samples - self._measured[i].at if i in self._measured else 0
+        return max(self._known_now(i), _PROOF * 0.5 ** (age / _HALF_LIFE))
 
     def is_known(self, n: int) -> bool:
         """Report whether about size `n` was run lately."""

@@ -57,9 +57,7 @@ _PAUSE: Final = 4
 """Batches between two tries at first, and as many more for each that was in vain, up to eight times
 as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
 of the capacity; with twice as many, a size that was slow for a while is found as much later."""
-_MOST_PAUSE: Final = 32
-_CHANCE: Final = 0.02
-"""Of a try of a size of which nothing is known: what it seems to cost counts for so much."""
+_MOST_PAUSE: Final = 64
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
@@ -232,7 +230,7 @@ class Sizes:
                 break
             gain = least - self._delay(drain, k, hoped_s)
             if gain > most and k != n and hoped_s * cost.margin <= slack_s and not cost.is_known(k):
-                gain -= max(_CHANCE, cost.known(k)) * max(0.0, self._delay(drain, k, seconds) - usual)
+                gain -= cost.proof(k) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
         if best > reach:
