@@ -292,7 +292,7 @@ def test_tries_cost_little() -> None:
     backlogged(KNEE, size, model, 500)
     sizes = backlogged(KNEE, size, model, 1000)
 
-    assert sum(n != size.most for n in sizes) < 60
+    assert sum(n not in (size.most - 1, size.most, size.most + 1) for n in sizes) < 60
     assert sum(sizes) / sum(map(KNEE, sizes)) > 0.98 * 32 / KNEE(32)
 
 

@@ -109,7 +109,7 @@ _YOUNG: Final = 16.0
 """The half-life of a time that has just been measured for the first time, or has just changed: it
 grows with the batches for which the time has held (Lindy's law)."""
 _PROOF: Final = 0.02
-"""Batches that a time counts for where a try is weighed, once it is not known any more, or never was:
+"""Batches that a time counts for where a try is weighed, if it is not known any more, or never was:
 what seems to take fifty times as much as it may save is not tried before it has got old."""
 _KNOWN: Final = 0.5
 """Batches from which on a size is known. With half as many, each is run again a half-life later;
@@ -404,14 +404,14 @@ class _Measured:
         at: When that was, in batches of any size.
         log_level: The logarithm of the level then.
         changes: How many sizes had changed by then.
-        changed_at: When this one was measured for the first time, or was found to have changed.
+        changed_at: Since when the time has held: since this size was found to take it.
     """
 
     __slots__ = ("at", "changed_at", "changes", "count", "log_level", "mean")
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, changed_at: int) -> None:
         self.mean = self.count = self.log_level = 0.0
-        self.at = self.changed_at = at
+        self.at, self.changed_at = at, changed_at
         self.changes = 0
 
 
@@ -563,10 +563,10 @@ class CostModel(CostLevel):
         if n != self.sizes[i]:
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
-        count = self._note(i, relative, raw_s / seconds)
+        is_news = abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
+        count = self._note(i, relative, raw_s / seconds, is_news)
         self._unread += 1
-        is_news = count < 1.5 or abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
-        if is_news or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
+        if is_news or count < 1.5 or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
             self._tabulate()
 
     def learn_way(self, size: int, hop_s: float, ahead: bool) -> None:
@@ -588,12 +588,17 @@ class CostModel(CostLevel):
             or abs(way.unit_s - unit_s) * limit > 0.04 * self.longest_s
         )
 
-    def _note(self, i: int, relative: float, cut: float) -> float:
+    def _note(self, i: int, relative: float, cut: float, is_news: bool) -> float:
         """Take a time into the mean of its size; return by how many batches that is known now.
 
-        It has taken `cut` times as long.
+        It has taken `cut` times as long. If that is no news, the time of a new size has held for as
+        long as that of the nearest one.
         """
-        found = self._measured.get(i) or self._measured.setdefault(i, _Measured(self.samples))
+        found = self._measured.get(i)
+        if found is None:
+            near = min(self._measured, key=lambda j: abs(j - i), default=i)
+            since = self.samples if is_news or near == i else self._measured[near].changed_at
+            found = self._measured[i] = _Measured(self.samples, since)
         count = self._known_now(i)
         if found.mean and abs(log(cut * relative / found.mean)) > max(log(DOUBT), 2.0 * SURE * self.cv):
             count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more

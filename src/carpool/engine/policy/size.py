@@ -57,7 +57,9 @@ _PAUSE: Final = 4
 """Batches between two tries at first, and as many more for each that was in vain, up to eight times
 as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
 of the capacity; with twice as many, a size that was slow for a while is found as much later."""
-_MOST_PAUSE: Final = 64
+_MOST_PAUSE: Final = 32
+"""The same after many in vain. With half as many, tries take up to 2 % more of the capacity; with
+twice as many, goodput beyond a knee in an overload is 1 % less."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
