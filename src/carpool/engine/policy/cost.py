@@ -508,7 +508,7 @@ class CostModel(CostLevel):
         """Return by how much what a size seems to take counts against a try of it, in batches."""
         i = self._knots.nearest(n)
         age = self.samples - self._measured[i].at if i in self._measured else 0
-        return max(self._known_now(i), _PROOF * 0.5 ** (age / _HALF_LIFE))
+        return float(max(self._known_now(i), _PROOF * 0.5 ** (age / _HALF_LIFE)))
 
     def is_known(self, n: int) -> bool:
         """Report whether about size `n` was run lately."""
