@@ -186,6 +186,11 @@ def without_first_calls(policy: Adaptive) -> None:
     policy.cost._teaches = lambda *_: True  # type: ignore[method-assign]
 
 
+def without_doubt(policy: Adaptive) -> None:
+    """The first batch of a size is believed, however long it was."""
+    policy.cost._doubted = _Everything()
+
+
 def without_changes(policy: Adaptive) -> None:
     """A size that suddenly takes twice as much is learned like any other noise."""
     learned = policy.cost._note
@@ -412,6 +417,13 @@ class _Credulous(clients.Gather):
     @property
     def _background(self) -> float:
         return 0.0
+
+
+class _Everything(set[int]):
+    """Contains whatever is asked for."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
 
 
 PARTS: dict[str, Callable[[Adaptive], None]] = {

@@ -63,9 +63,9 @@ NOISE: Final = 0.3
 """Of the noise: by so much better must be whatever is preferred to the usual. With half of it,
 chance decides; with twice as much, knees amid noise are passed over."""
 DOUBT: Final = 2.0
-"""Times what is expected: a way that took longer may have stalled, and a first call on a worker
-teaches nothing then. If later calls show that the very first ones took as much longer, all is
-forgotten. A size that takes as much more or less than it did has changed; and one that is not known
+"""Times what is expected: the first batch of a size that took longer, or a way, may have stalled,
+and a first call on a worker teaches nothing then. If later calls show that the very first ones took
+as much longer, all is forgotten. A size that takes as much more or less than it did has changed; and one that is not known
 may take as much less. With half as much all changes at any noise; with twice as much, sizes that
 were three times as slow for a while are run again after some hundred batches more."""
 _STALL: Final = 0.25
@@ -103,18 +103,18 @@ NOISY_CV: Final = 0.04
 """The noise at which one sample of a size counts as much as the line, and above which no size is
 tried. At half of it, a knee amid noise is found in four times as many batches; at twice as much,
 one odd batch bends the table."""
-_HALF_LIFE: Final = 128.0
-"""Batches of any size after which a measured one counts half, once it has held for long. With half as many, a size beyond a
-knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
-for a while is run again after 1,300 batches at the latest."""
-_DRIFT: Final = 0.17
-"""Change of the logarithm of the level after which it counts half, too: what was measured at
-another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
-with twice as much, sizes that were off for a while are run again some hundred batches later."""
 _YOUNG: Final = 16.0
 """The half-life of a time that has just been measured for the first time, or has just changed. With
 half of it, sizes beyond a knee are tried twice as often at first; with twice as much, a service
 that was slow for seconds is slow for as many more."""
+_HALF_LIFE: Final = 128.0
+"""The same once a time has held for long. With half as many, a size beyond a knee is tried twice as
+often, at up to 1 % of the capacity; with twice as many, a size that was slow for a while is run
+again after 1,300 batches at the latest."""
+_DRIFT: Final = 0.17
+"""Change of the logarithm of the level after which it counts half, too: what was measured at
+another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
+with twice as much, sizes that were off for a while are run again some hundred batches later."""
 _PROOF: Final = 0.02
 """Batches that a time counts for where a try is weighed, if it is not known any more, or never was:
 what seems to take fifty times as much as it may save is not tried before it has got old."""
@@ -455,6 +455,8 @@ class CostModel(CostLevel):
         self.changes = 0  # of single sizes, against what had been measured
         self._log_level = 0.0
         self._is_sure = False  # whether a warm-up was learned from
+        self._doubted: set[int] = set()  # entries of which a first batch was not believed
+        self._was_long = False  # whether the last batch was one of these, or would have been
         self._shape = self.at = self.hoped = [1e-6] * entries
         self._rise = [0.0] * entries  # seconds per unit of size, from each entry to the next
         self.largest = 1
@@ -545,6 +547,12 @@ class CostModel(CostLevel):
         self._is_sure = self._is_sure or sure
         found = self._measured.get(i)
         count = found.count * 0.5 ** ((self.samples - found.at) / _HALF_LIFE) if found else 0.0
+        is_new = count < 2.0 or self.samples < LEARNED
+        is_long = is_new and self.samples > 0 and not sure and seconds > DOUBT * self._worker_s(n)
+        was_long, self._was_long = self._was_long, is_long
+        if is_long and not was_long and i not in self._doubted:
+            self._doubted.add(i)
+            return
         self.samples += 1
         self.largest = max(self.largest, n)
         if self.samples > LEARNED:

@@ -58,8 +58,8 @@ _PAUSE: Final = 4
 many, the first sizes are tried twice as often; with twice as many, a size that was slow for a while
 is found as much later."""
 _MOST_PAUSE: Final = 32
-"""The same after many in vain. With half as many, tries take twice as much, up to 3 % of what can be
-served; with twice as many, goodput beyond a knee in an overload is 1 % less."""
+"""The same after many in vain. With half as many, tries take up to 3 % of what can be served; with
+twice as many, goodput beyond a knee in an overload is 1 % less."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
 the service does for each small item seems to travel; with twice as much, 100 KB seem not to."""
