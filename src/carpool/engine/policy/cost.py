@@ -65,9 +65,10 @@ chance decides; with twice as much, knees amid noise are passed over."""
 DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer, or a way, may have stalled,
 and a first call on a worker teaches nothing then. If later calls show that the very first ones took
-as much longer, all is forgotten. A size that takes as much more or less than it did has changed; and one that is not known
-may take as much less. With half as much all changes at any noise; with twice as much, sizes that
-were three times as slow for a while are run again after some hundred batches more."""
+as much longer, all is forgotten. A size that takes as much more or less than it did has changed,
+and one that is not known may take as much less. With half as much all changes at any noise; with
+twice as much, sizes that were three times as slow for a while are run again a hundred batches
+later."""
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
