@@ -415,8 +415,6 @@ class _Measured:
         changed_at: Since when the time has held: since this size was found to take it.
     """
 
-    __slots__ = ("at", "changed_at", "changes", "count", "log_level", "mean")
-
     def __init__(self, at: int, changed_at: int) -> None:
         self.mean = self.count = self.log_level = 0.0
         self.at, self.changed_at = at, changed_at
