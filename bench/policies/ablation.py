@@ -137,7 +137,7 @@ def without_tries(policy: Adaptive) -> None:
 def without_ages(policy: Adaptive) -> None:
     """What was once measured is known for good."""
     cost = policy.cost
-    cost._known_now = lambda i: cost._known[i]  # type: ignore[method-assign]
+    cost._known_now = lambda i: cost._measured[i].count if i in cost._measured else 0.0  # type: ignore[method-assign]
 
 
 def without_ratios(policy: Adaptive) -> None:
@@ -189,6 +189,19 @@ def without_first_calls(policy: Adaptive) -> None:
 def without_doubt(policy: Adaptive) -> None:
     """The first batch of a size is believed, however long it was."""
     policy.cost._doubted = _Everything()
+
+
+def without_changes(policy: Adaptive) -> None:
+    """A size that suddenly takes twice as much is learned like any other noise."""
+    learned = policy.cost._note
+    policy.cost._note = lambda i, relative, cut, is_news: learned(  # type: ignore[method-assign]
+        i, relative, (policy.cost._mean_of(i) or relative) / relative, is_news
+    )
+
+
+def without_hopes(policy: Adaptive) -> None:
+    """Sizes that are not known may take no less than they seem to."""
+    policy.cost._hopes = lambda line, shape, pulled: [*shape]  # type: ignore[method-assign]
 
 
 def without_bias(policy: Adaptive) -> None:

@@ -169,6 +169,46 @@ TRAPS = (
         beside_greedy=True,
     ),
     Trap(
+        "large ones slow for seconds",
+        "Batches above 2 take five times as long for 3 s. Those of 8 are believed to be slow after that, and smaller"
+        " ones serve a tenth less.",
+        Scenario(Affine(10e-3, 5e-3), 8, sigma=0.02, clients=16, think_s=15e-3),
+        "large slow",
+    ),
+    Trap(
+        "only one size",
+        "The first batch of each size takes twenty times as long for 2 s. All that wait since then go in batches of"
+        " 64, beyond a knee, of which nothing shows that it is one.",
+        Scenario(
+            Knee(1e-3, 0.15e-3, 32, 1.2e-3), 64, sigma=0.02, hop_s=0.2e-3, hop_item_s=0.1e-3, runs_ahead=True, rho=0.4
+        ),
+        "compile",
+        least=0.98,
+    ),
+    Trap(
+        "a knee amid noise",
+        "All batches take ten times as long for 3 s, at half of the load that can be served. The backlog goes in"
+        " batches beyond the knee, and amid noise smaller ones are taken for as dear as a line says.",
+        Scenario(Knee(0.95e-3, 0.28e-3, 16, 2.24e-3), 32, sigma=0.3, workers=3, rho=0.5, slo_s=0.132),
+        "slow",
+    ),
+    Trap(
+        "small ones slow for seconds",
+        "Batches up to 50 take as long as five of 100 for 3 s. Three workers in a closed loop that is too much for them"
+        " stay with batches beyond the knee.",
+        Scenario(
+            Knee(1.23e-3, 0.117e-3, 50, 0.93e-3),
+            100,
+            sigma=0.02,
+            workers=3,
+            clients=600,
+            think_s=7.36e-3,
+            slo_s=76e-3,
+        ),
+        "small slow",
+        least=0.9,
+    ),
+    Trap(
         "way that was noisy",
         "A trivial model, of which the way scatters for the first half second. All of the way is taken to grow with"
         " the batch, and batches of one request are never refuted.",

@@ -6,11 +6,11 @@ batches that are learned from:
 
 * level and noise of the cost: by each batch, of any size; within some 10;
 * the time of a size that is run: by its next batch, which counts for a twentieth or more;
-* the time of a size that is not run: it is known by half as much after 128 batches, or after a
-  change of speed by a sixth. Below half a batch it is unknown, and is tried if its gain may
-  outweigh its cost (`policy/size.py`): after 640, 128 more each time that the cost is twice as high
-  beside the gain, and 32 more for each other size that promises as much. One worker waits for
-  clients that are about to return if the size needs them;
+* the time of a size that is not run: it counts half after as many batches as it has held for, 16 to
+  128, and each time that another size is found to have changed. Below half a batch it is unknown,
+  and is tried if its gain may outweigh its cost (`policy/size.py`): after 16 to 640, and half a
+  life more each time that the cost is twice as high, within 32 more for each other size that
+  promises as much. One worker waits for clients that are about to return if the size needs them;
 * the way, and how it grows: by each batch that does not go ahead. If all do, it fades, until one
   does not. Where all are of one size, one of half the size goes; within 350;
 * the part of the way that nothing hides: by the next batch that goes ahead, in an overload, too;

@@ -6,12 +6,17 @@ such sizes it is interpolated, as real curves have tiles, caches and knees. It n
 adjacent violators: Barlow et al. 1972), since more items never take less time. The **level** and
 the noise are what all sizes share.
 
-**How well a size is known** is one number: the batches of that size that were learned from, each of
-which counts half as much once `_HALF_LIFE` batches of any size have come since. As it fades, noisy
-times give way to the line, a mean follows its next sample sooner, and times that others contradict
-give way to these. Below `_KNOWN` the size counts as not known any more: what it may take at least
-(`hoped`) is then worked out without it, so that `policy/size.py` has it run again. That is so after
-two half-lives for a size that was run once or twice, and five for one that was run often.
+**How well a size is known** is one number: the batches of that size that were learned from, which
+count half as much for each half-life since. As it fades, noisy times give way to the line, a mean
+follows its next sample sooner, and times that others contradict give way to these. Below `_KNOWN`
+the size counts as not known any more: what it may take at least (`hoped`) is then worked out
+without it, so that `policy/size.py` has it run again, and whatever it takes then is believed.
+
+What has held for long may be expected to hold for as long again (Lindy's law). So the half-life is
+as many batches of any size as the time has held for, from `_YOUNG` to `_HALF_LIFE`. A size that
+suddenly takes `DOUBT` times as much, or as little, has changed: it is known by that alone, and all
+others count half, as what has changed it may have changed them, too. So a state of seconds is left
+within as many, while a knee that is always there is tried once in a while.
 
 **The way** to the worker and back is a straight line over the size (`HopCost`).
 
@@ -60,14 +65,16 @@ chance decides; with twice as much, knees amid noise are passed over."""
 DOUBT: Final = 2.0
 """Times what is expected: the first batch of a size that took longer, or a way, may have stalled,
 and a first call on a worker teaches nothing then. If later calls show that the very first ones took
-as much longer, all is forgotten. And a size that is not known may take as much less. With half as
-much nothing new is believed; with twice as much, a stall of three times is."""
+as much longer, all is forgotten. A size that takes as much more or less than it did has changed,
+and one that is not known may take as much less. With half as much all changes at any noise; with
+twice as much, sizes that were three times as slow for a while are run again a hundred batches
+later."""
 _STALL: Final = 0.25
 """Log-ratio beyond which, and beyond 3.5 sigma, a batch may have stalled. With half of it, changes
 of an eighth are believed one batch later; with twice as much, stalls of 1.6 times count."""
 _ODD: Final = 0.3
-"""Weight up to which a batch is no stall: how well batches like it are known. With half of it,
-..."""
+"""How well batches like it are known, up to which a batch is no stall. With half of it, sizes that
+were run once are believed slow after one stall; with twice as much, it takes two batches."""
 _LEVEL_GAIN: Final = 0.3
 """The level's gain while all residuals agree. With half of it, a drift takes twice as many batches;
 with twice as much, three batches that are slow by chance move the level by half of that."""
@@ -97,17 +104,18 @@ NOISY_CV: Final = 0.04
 """The noise at which one sample of a size counts as much as the line, and above which no size is
 tried. At half of it, a knee amid noise is found in four times as many batches; at twice as much,
 one odd batch bends the table."""
+_YOUNG: Final = 16.0
+"""The half-life of a time that has just been measured for the first time, or has just changed. With
+half of it, sizes beyond a knee are tried twice as often at first; with twice as much, a service
+that was slow for seconds is slow for as many more."""
 _HALF_LIFE: Final = 128.0
-"""Batches of any size after which a measured one counts half. With half as many, a size beyond a
-knee is tried twice as often, at up to 1 % of the capacity; with twice as many, a size that was slow
-for a while is run again after 1,300 batches at the latest."""
+"""The same once a time has held for long. With half as many, a size beyond a knee is tried twice as
+often, at up to 1 % of the capacity; with twice as many, a size that was slow for a while is run
+again after 1,300 batches at the latest."""
 _DRIFT: Final = 0.17
 """Change of the logarithm of the level after which it counts half, too: what was measured at
 another speed of the machine may be off by as much. With half as much, noise of 0.1 ages all sizes;
 with twice as much, sizes that were off for a while are run again some hundred batches later."""
-_YOUNG: Final = 16.0
-"""The half-life of a time that has just been measured for the first time, or has just changed: it
-grows with the batches for which the time has held (Lindy's law)."""
 _PROOF: Final = 0.02
 """Batches that a time counts for where a try is weighed, if it is not known any more, or never was:
 what seems to take fifty times as much as it may save is not tried before it has got old."""

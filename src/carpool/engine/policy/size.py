@@ -27,13 +27,13 @@ quarter to all of it is alike within 3 %), which makes batches of n̄ + sqrt(x·
 takes more, or than the m-th part of what waits if that is more.
 
 **Tries.** A size that is not known any more may be better than it seems. So J is asked with the
-least seconds that such sizes may take, once in up to 32 batches, and more often while
-tries bring news. That is how a knee, a tile, or a change of one size is found. A try costs those
-who wait: by what is known, J is greater with it than with the usual size. As what is known of a
-size fades, that difference counts for less, and the one goes whose gain outweighs it most. So any
-size for which it could matter is run again within some 32 batches for each of them, and a half-life
-later (`policy/cost.py`) each time that the cost is twice as high. Where less waits than the size,
-one worker waits for its clients, if that gains more than the wait costs. Where workers share what
+least seconds that such sizes may take, once in up to 32 batches, and more often while tries bring
+news, or once a size has changed. That is how a knee, a tile, or a change of one size is found. A
+try costs those who wait: by what is known, J is greater with it than with the usual size. As what
+is known of a size fades (`policy/cost.py`), that difference counts for less, and the one goes whose
+gain outweighs it most, also where the usual size would be late. Where less waits than that size,
+none goes for up to 32 batches, in an overload more is kept, and one worker waits for its clients,
+if that gains more than the wait costs. Where workers share what
 waits, none larger than the share is tried, which would only let its own requests wait for longer.
 As soon as more is needed, the share is the working size, and all sizes are open.
 
@@ -54,11 +54,11 @@ from typing import Final
 from carpool.engine.policy.cost import GAIN, NEWS, NOISE, NOISY_CV, CostModel
 
 _PAUSE: Final = 4
-"""Batches between two tries at first, and as many more for each that was in vain, up to eight times
-as many. With half as many, the first sizes are tried twice as often, and later tries take up to 1 %
-of the capacity; with twice as many, a size that was slow for a while is found as much later."""
+"""Batches between two tries at first, and twice as many after each that was in vain. With half as
+many, the first sizes are tried twice as often; with twice as many, a size that was slow for a while
+is found as much later."""
 _MOST_PAUSE: Final = 32
-"""The same after many in vain. With half as many, tries take up to 2 % more of the capacity; with
+"""The same after many in vain. With half as many, tries take up to 3 % of what can be served; with
 twice as many, goodput beyond a knee in an overload is 1 % less."""
 _MUCH_S, _MUCH_OF_ITEM_S = 1e-3, 50e-6
 """By which the way of a batch, and of one item, must grow to matter. With half of the latter, what
