@@ -193,10 +193,13 @@ def without_doubt(policy: Adaptive) -> None:
 
 def without_changes(policy: Adaptive) -> None:
     """A size that suddenly takes twice as much is learned like any other noise."""
-    learned = policy.cost._note
-    policy.cost._note = lambda i, relative, cut, is_news: learned(  # type: ignore[method-assign]
-        i, relative, (policy.cost._mean_of(i) or relative) / relative, is_news
-    )
+    note = policy.cost._note
+
+    def noted(i: int, known: float, relative: float, _: float, is_news: bool) -> float:
+        before = policy.cost._measured.get(i)
+        return note(i, known, relative, before.mean / relative if before else 1.0, is_news)
+
+    policy.cost._note = noted  # type: ignore[method-assign]
 
 
 def without_hopes(policy: Adaptive) -> None:
@@ -238,8 +241,7 @@ def without_shrinking(policy: Adaptive) -> None:
 
 def without_probes(policy: Adaptive) -> None:
     """Where none can be in time, all are refused, even if the cost was mislearned."""
-    policy._hopeless = lambda left, least_s: Decision(drop=left.dropped)  # type: ignore[method-assign]
-    _by_length(policy)._all_hopeless = lambda _, hopeless: Decision(drop=hopeless)  # type: ignore[method-assign]
+    policy._hopeless = lambda late, _: Decision(drop=late)  # type: ignore[method-assign]
 
 
 def without_price(policy: Adaptive) -> None:
@@ -257,12 +259,6 @@ def without_cold_sending(policy: Adaptive) -> None:
     """No batch goes to a busy worker before costs are learned."""
     ahead = policy._ahead
     policy._ahead = lambda *given: NOTHING if policy.cost.samples < cost.LEARNED else ahead(*given)  # type: ignore[method-assign]
-
-
-def without_sending_in_overload(policy: Adaptive) -> None:
-    """No batch with an SLO goes to a busy worker in an overload."""
-    refuses_none = policy._refuses_none
-    policy._refuses_none = lambda *given: policy._overloaded_since is None and refuses_none(*given)  # type: ignore[method-assign]
 
 
 def without_trifles(policy: Adaptive) -> None:
@@ -286,14 +282,10 @@ def without_cluster(policy: Adaptive) -> None:
     policy.gather.__class__ = _Credulous
 
 
-def without_short_rate(policy: Adaptive) -> None:
-    """The load goes by the last 256 arrivals alone."""
-    policy.arrivals.short_rate = policy.arrivals.long_rate  # type: ignore[method-assign]
-
-
 def without_pull(policy: Adaptive) -> None:
     """What was measured once at a size is its cost, however noisy."""
-    policy.cost._pulled = lambda line, known: [(i, y) for i, y in enumerate(policy.cost._mean) if y]  # type: ignore[method-assign]
+    cost = policy.cost
+    cost._pulled = lambda _: [(i, each.mean, cost._known_now(i)) for i, each in sorted(cost._measured.items())]  # type: ignore[method-assign]
 
 
 def without_stalls(policy: Adaptive) -> None:
@@ -360,7 +352,12 @@ def without_fairness(policy: Adaptive) -> None:
 
 def without_company(policy: Adaptive) -> None:
     """Where batches are composed, clients are not waited for."""
-    _by_length(policy)._company_until = lambda *_: None  # type: ignore[method-assign]
+    _by_length(policy)._until = lambda *_: None  # type: ignore[method-assign]
+
+
+def without_leaving_out(policy: Adaptive) -> None:
+    """A composed batch keeps those that are late with it."""
+    _by_length(policy)._composer.without_late = lambda _, choice: choice  # type: ignore[method-assign]
 
 
 def without_share_by_length(policy: Adaptive) -> None:
@@ -414,9 +411,10 @@ class _Marginless(cost.CostModel):
 
 
 class _Credulous(clients.Gather):
-    @property
-    def _background(self) -> float:
-        return 0.0
+    def _windows(self) -> Iterator[tuple[float, float]]:
+        stray, self._stray = self._stray, 0.0
+        yield from super()._windows()
+        self._stray = stray
 
 
 class _Everything(set[int]):
@@ -434,9 +432,10 @@ PARTS: dict[str, Callable[[Adaptive], None]] = {
 """All mechanisms of a policy, by name, each with that which switches it off."""
 
 
-def in_fixed_pieces(lengths: Any, counts: Sequence[int], limit: int, *_: Any) -> list[tuple[int, int]]:
+def in_fixed_pieces(rising: compose.Rising, limit: int, *_: Any) -> list[tuple[int, int, int]]:
     """All that wait, by length, are cut into full batches."""
-    return [(max(0, end - limit), end) for end in range(sum(counts), 0, -limit)][::-1]
+    lengths = [length for length, _, count in rising for _ in range(count)]
+    return [(max(0, end - limit), end, lengths[end - 1]) for end in range(len(lengths), 0, -limit)][::-1]
 
 
 def as_measured(values: Sequence[float], _: Any) -> list[float]:
@@ -444,15 +443,9 @@ def as_measured(values: Sequence[float], _: Any) -> list[float]:
     return [*values]
 
 
-def with_all(now: float, batch: Sequence[Any], *_: Any) -> Sequence[Any]:
-    """A composed batch keeps those that are late with it."""
-    return batch
-
-
 FUNCTIONS: dict[str, tuple[ModuleType, str, Callable[..., Any]]] = {
     "rising": (cost, "_rising", as_measured),
     "cut": (compose, "partition", in_fixed_pieces),
-    "leaving-out": (compose, "without_late", with_all),
 }
 """Mechanisms that are functions of a module, each with that which takes its place."""
 

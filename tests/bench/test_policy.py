@@ -265,6 +265,18 @@ def test_a_cell_has_the_busy_share_of_the_coordinator() -> None:
     assert policy_runs.chosen("greedy,contestants") == ["greedy", *CONTESTANTS]
 
 
+def test_each_mechanism_that_is_switched_off_is_there() -> None:
+    """The ablation replaces rules by their names, each of which the policy has."""
+    for off in ablation.PARTS.values():
+        policy = Adaptive(8)
+        off(policy)
+        lengths = ablation._by_length(policy)
+        parts = (policy, policy.arrivals, policy.gather, policy.inside, policy.cost, policy.cost.way, policy._sizes)
+        for part in (*parts, lengths, lengths.cost, lengths._composer):
+            replaced = [name for name, value in vars(part).items() if callable(value)]
+            assert all(hasattr(type(part), name) for name in replaced), replaced
+
+
 @pytest.mark.slow
 def test_each_mechanism_can_be_switched_off() -> None:
     """The ablation can run workloads without each of the mechanisms, which are all as before afterwards."""

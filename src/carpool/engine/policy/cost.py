@@ -83,7 +83,7 @@ MOST_KNOTS: Final = 64
 before any is skipped. With half as many, tile ends beyond 32 are missed; with twice as many, a
 table takes twice as long to make, and learning its share of short batches for twice as long."""
 SLOW_KEEP: Final = 0.985
-"""What a batch still counts for in a line once the next one has come, half of it after 46 (92 for
+"""The weight that a batch keeps in a line once the next one has come, half of it after 46 (92 for
 four weights), and an answer in the share of answers in time. At half of that time, noise is in the
 slope; at twice as much, a knee that has moved stays in it, and lengths that are mostly late gain as
 much later."""
@@ -541,10 +541,16 @@ class CostModel(CostLevel):
         i = self._knots.nearest(n)
         if not self._teaches(i, seconds, self._worker_s(n), is_first):
             return
-        if self.samples < LEARNED and not (sure or self._is_sure) and self._mean_of(i) * self.level > DOUBT * seconds:
-            self.forget()  # the first calls of all are slow, while memory is touched for the first time
-        self._is_sure = self._is_sure or sure
         found = self._measured.get(i)
+        if (
+            found
+            and self.samples < LEARNED
+            and not (sure or self._is_sure)
+            and found.mean * self.level > DOUBT * seconds
+        ):
+            self.forget()  # the first calls of all are slow, while memory is touched for the first time
+            found = None
+        self._is_sure = self._is_sure or sure
         count = found.count * 0.5 ** ((self.samples - found.at) / _HALF_LIFE) if found else 0.0
         is_new = count < 2.0 or self.samples < LEARNED
         is_long = is_new and self.samples > 0 and not sure and seconds > DOUBT * self._worker_s(n)
@@ -554,12 +560,13 @@ class CostModel(CostLevel):
             return
         self.samples += 1
         self.largest = max(self.largest, n)
+        known = self._known_now(i)
         if self.samples > LEARNED:
             usual = self._worker_s(n)
             self._took_s = SLOW_KEEP * self._took_s + seconds
             self._expected_s = SLOW_KEEP * self._expected_s + usual
             weight = min(1.0, count / 3.0)
-            believed = self._believed(seconds, usual, weight if self._known_now(i) >= _KNOWN else min(weight, _ODD))
+            believed = self._believed(seconds, usual, weight if known >= _KNOWN else min(weight, _ODD))
             if believed is None:
                 return
             seconds = believed
@@ -570,9 +577,9 @@ class CostModel(CostLevel):
             a, b = self._line.weights
             relative *= (a + b * self.sizes[i]) / (a + b * n)
         is_news = abs(log(seconds / usual)) > 2.0 * self.cv + NEWS
-        count = self._note(i, relative, raw_s / seconds, is_news)
+        known = self._note(i, known, relative, raw_s / seconds, is_news)
         self._unread += 1
-        if is_news or count < 1.5 or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
+        if is_news or known < 1.5 or self._unread >= min(EVERY**2, self.samples // EVERY) or self._has_moved():
             self._tabulate()
 
     def learn_way(self, size: int, hop_s: float, ahead: bool) -> None:
@@ -594,29 +601,30 @@ class CostModel(CostLevel):
             or abs(way.unit_s - unit_s) * limit > 0.04 * self.longest_s
         )
 
-    def _note(self, i: int, relative: float, cut: float, is_news: bool) -> float:
+    def _note(self, i: int, known: float, relative: float, cut: float, is_news: bool) -> float:
         """Take a time into the mean of its size; return by how many batches that is known now.
 
-        It has taken `cut` times as long. If that is no news, the time of a new size has held for as
-        long as that of the nearest one.
+        Args:
+            i: The index of the size.
+            known: By how many batches it was known.
+            relative: The time, which counts.
+            cut: Times as long the batch has taken.
+            is_news: Whether that was not expected. If it was, the time of a new size has held for
+                as long as that of the nearest one.
         """
         found = self._measured.get(i)
         if found is None:
             near = min(self._measured, key=lambda j: abs(j - i), default=i)
             since = self.samples if is_news or near == i else self._measured[near].changed_at
             found = self._measured[i] = _Measured(self.samples, since)
-        count = self._known_now(i)
         if found.mean and abs(log(cut * relative / found.mean)) > max(log(DOUBT), 2.0 * SURE * self.cv):
-            count, found.changed_at = min(count, 1.0), self.samples  # what was known of it is not true any more
+            known, found.changed_at = min(known, 1.0), self.samples  # what was known of it is not true any more
             self.changes += 1
-        found.count = min(count + 1.0, 1.0 / (1.0 - KEEP))
+        found.count = min(known + 1.0, 1.0 / (1.0 - KEEP))
         found.mean += (relative - found.mean) / found.count
         self._log_level = log(self.level)
         found.at, found.log_level, found.changes = self.samples, self._log_level, self.changes
         return found.count
-
-    def _mean_of(self, i: int) -> float:
-        return self._measured[i].mean if i in self._measured else 0.0
 
     def _known_now(self, i: int) -> float:
         found = self._measured.get(i)

@@ -235,15 +235,12 @@ class Sizes:
                 gain -= cost.proof(k) * max(0.0, self._delay(drain, k, seconds) - usual)
                 if gain > most:
                     most, best = gain, k
-        if best > reach:
-            self.wanted, best = best, 0
-        else:
-            self.wanted = 0
-        if best:
+        self.wanted = best if best > reach else 0
+        if best and not self.wanted:
             self._tried = best
-        else:
-            self._asked_at = cost.samples
-        return best
+            return best
+        self._asked_at = cost.samples
+        return 0
 
     def _delay(self, drain: float, n: int, seconds: float) -> float:
         return drain * (seconds / n - 1.0 / self.rate) + 0.5 * n / self.rate
