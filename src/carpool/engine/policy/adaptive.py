@@ -50,6 +50,7 @@ from typing import Any, Final
 from carpool.engine.policy.adaptive_learning import AdaptiveLearning
 from carpool.engine.policy.base import NOTHING, Decision, DoneBatch, QueueView, View
 from carpool.engine.policy.by_length import ByLength
+from carpool.engine.policy.clients import FEW
 from carpool.engine.policy.cost import LEARNED, SURE, CostModel
 from carpool.engine.policy.length_cost import LengthCost
 from carpool.engine.request import Request
@@ -58,6 +59,9 @@ _PATIENCE: Final = {"goodput": (8.0, 0.25), "latency": (0.5, 0.0)}
 """After how many SLOs of overload half of the servable backlog is kept, and the least share of it.
 With half as many, two overloads have 3 and 6 % less goodput; with twice as many, the penalised mean
 of nine is up to 10 % longer. Half of the share changes nothing there."""
+_CROWD: Final = 32
+"""Arrivals of late that have a worker's time count where the first is in a hurry. By those of the
+load alone, fewer are refused, and the p99 of two workers at a load of a half is 0.3 % longer."""
 
 
 class Adaptive(AdaptiveLearning):
@@ -213,7 +217,10 @@ class Adaptive(AdaptiveLearning):
         slack_s = left.due - at
         if slack_s < cost.seconds(n) * cost.margin:
             tried = sizes.worth_trying(n, left.size, n, load, slack_s)
-            return Decision(left.dropped, tried, "probe") if tried else self._tight(at, left, share, load, workers)
+            if tried:
+                return Decision(left.dropped, tried, "probe")
+            load = max(load, self._load(now, workers, _CROWD))
+            return self._tight(at, left, share, load, workers)
         if defers:
             until = self._more_until(view, left, n, most)
             load = 1.0  # so that the size with the fewest seconds for each item goes
@@ -234,9 +241,9 @@ class Adaptive(AdaptiveLearning):
             return None
         return self._held_until(view, left.due, cost.seconds(n + 1), cost.cv)
 
-    def _load(self, now: float, workers: int) -> float:
-        """Return what has come lately, as a share of what can be served."""
-        return self.arrivals.rate(now) * self._unit / (workers * self._sizes.rate)
+    def _load(self, now: float, workers: int, n: int = FEW) -> float:
+        """Return what has come lately, by `n` arrivals, as a share of what can be served."""
+        return self.arrivals.rate(now, n) * self._unit / (workers * self._sizes.rate)
 
     def _drop_hopeless(self, left: Candidates, at: float, most: int, weighted: bool) -> None:
         """Refuse what could not be answered in time even by a batch of its own."""
